@@ -1,0 +1,327 @@
+"""What a run is, as frozen data: every choice the paper makes is a field here, with the paper's value as default.
+
+Values arrive as flags, a YAML file or Python overrides, always as `{"optim.lr": value}`; `apply` checks and merges
+them. This module imports neither torch nor anything of ours but the errors, so that a wrong field answers at once.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from byol.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False) -> T:
+    """A config field: its default, its help text, its range, and whether a run may go on when it has changed."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "on_resume": on_resume})
+
+
+@dataclass(frozen=True)
+class Data:
+    resolution: int = option(224, "side of the square views, in pixels", low=8)
+    holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
+    in_memory: Literal["auto", "always", "never"] = option(
+        "auto", "hold all images decoded in memory; auto: when they fill at most a quarter of it"
+    )
+    workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, on_resume=True)
+    prefetch: int = option(2, "batches each worker prepares ahead", low=1, on_resume=True)
+    max_bad: float = option(0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1)
+    max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
+    root: str = option("datasets", "where torchvision data sets are looked for and downloaded to")
+
+
+@dataclass(frozen=True)
+class View:
+    """One distribution of augmentations; defaults are T of the paper's appendix B."""
+
+    area_min: float = option(0.08, "smallest crop, as a fraction of the image's area", low=0.001, high=1)
+    area_max: float = option(1.0, "largest crop, as a fraction of the image's area", low=0.001, high=1)
+    ratio_min: float = option(3 / 4, "smallest crop width/height", low=0.01)
+    ratio_max: float = option(4 / 3, "largest crop width/height", low=0.01)
+    flip: float = option(0.5, "probability of a left-right flip", low=0, high=1)
+    jitter: float = option(0.8, "probability of the four colour changes together", low=0, high=1)
+    brightness: float = option(0.4, "largest brightness change", low=0, high=1)
+    contrast: float = option(0.4, "largest contrast change", low=0, high=1)
+    saturation: float = option(0.2, "largest saturation change", low=0, high=1)
+    hue: float = option(0.1, "largest hue shift, in turns", low=0, high=0.5)
+    grayscale: float = option(0.2, "probability of colour dropping", low=0, high=1)
+    blur: float = option(1.0, "probability of a Gaussian blur", low=0, high=1)
+    sigma_min: float = option(0.1, "smallest blur, in pixels", low=0.001)
+    sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001)
+    solarize: float = option(0.0, "probability of solarization", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Views:
+    t: View = View()
+    t_prime: View = View(blur=0.1, solarize=0.2)
+    crop: Literal["byol", "torchvision"] = option(
+        "byol", "crop sampler: byol clips to the image, torchvision rejects and retries"
+    )
+    colour: Literal["byol", "torchvision"] = option(
+        "byol", "colour maths: byol is the reference code's (additive brightness, HSV), torchvision blends"
+    )
+    antialias: bool = option(False, "low-pass before shrinking; the reference code does not")
+    border: Literal["zero", "reflect"] = option("zero", "what the blur sees outside the image; the reference code: zero")
+    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)")
+    std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "colour deviation the views are divided by")
+
+
+@dataclass(frozen=True)
+class Network:
+    encoder: str = option("resnet50", "resnet18|34|50|101|152|200, or timm:NAME")
+    width: float = option(1.0, "multiplies every channel count of the ResNet", low=0.01)
+    small_images: bool = option(False, "3x3 stem without stride or pooling, for images of 32-64 px")
+    zero_init_last: bool = option(False, "start the last batch norm of each block at 0 (today's Haiku; the paper: 1)")
+    padding: Literal["symmetric", "same"] = option("symmetric", "'same' reproduces TensorFlow/JAX weights exactly")
+    projector_hidden: int = option(4096, "hidden units of the projector", low=1)
+    projector_depth: int = option(2, "linear layers of the projector", low=1, high=3)
+    projection: int = option(256, "size of the projection and the prediction", low=1)
+    predictor: bool = option(True, "predict the target through a predictor; without it the method collapses")
+    predictor_hidden: int = option(4096, "hidden units of the predictor", low=1)
+    predictor_depth: int = option(2, "linear layers of the predictor", low=1, high=3)
+    head_bias: bool = option(False, "bias in the last linear layer of projector and predictor (paper's pseudo-code)")
+    target_init: Literal["independent", "same"] = option(
+        "independent", "start the target from its own random weights (reference code) or from the online ones"
+    )
+
+
+@dataclass(frozen=True)
+class Optim:
+    optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
+    epochs: float = option(1000.0, "passes over the images", low=0)
+    batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
+    accumulate: int = option(1, "split the batch into this many passes; the target moves once per step", low=1)
+    lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
+    warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0)
+    weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0)
+    momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
+    trust_coefficient: float = option(1e-3, "of lars", low=0)
+    tau: float = option(0.996, "target decay at the start; rises to 1 along a cosine", low=0, high=1)
+    tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
+    probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    seed: int = option(0, "of every random choice", low=0)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to train")
+    precision: Literal["auto", "bf16", "float32", "float64"] = option(
+        "auto", "auto: bf16 autocast where the hardware is fast at it, else float32"
+    )
+    channels_last: bool = option(True, "memory layout of images and convolutions")
+    threads: int = option(0, "CPU threads; 0: torch's choice. Exact resume needs the same number", low=0)
+    checkpoint_seconds: float = option(300.0, "seconds between checkpoints", low=0, on_resume=True)
+    checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, on_resume=True)
+    keep: int = option(2, "checkpoints kept", low=1, on_resume=True)
+    log_every: int = option(10, "steps between lines of metrics.jsonl", low=1)
+    monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
+    monitor_images: int = option(1000, "images the monitor looks at", low=16)
+    on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
+    tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)", on_resume=True)
+
+
+@dataclass(frozen=True)
+class Config:
+    data: Data = Data()
+    views: Views = Views()
+    network: Network = Network()
+    optim: Optim = Optim()
+    run: Runtime = Runtime()
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"optim.lr": 0.2, …}` for every field of a config."""
+    flat: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            flat |= flatten(value, f"{prefix}{item.name}.")
+        else:
+            flat[prefix + item.name] = value
+    return flat
+
+
+def declared(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Every field as (dotted name, type, metadata)."""
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]):
+            yield from declared(hints[item.name], f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, hints[item.name], item.metadata
+
+
+def apply(config: Config, overrides: Mapping[str, Any], origin: str = "overrides") -> Config:
+    """The config with some fields replaced; a wrong name, type or range is a `UsageError` that says where."""
+    known = {name: (kind, metadata) for name, kind, metadata in declared()}
+    for name, value in overrides.items():
+        if name not in known:
+            raise UsageError(f"{origin}: there is no field '{name}'. {nearest(name, known)}")
+        kind, metadata = known[name]
+        config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
+    _check(config, origin)
+    return config
+
+
+def _replace(config: Any, path: list[str], value: Any) -> Any:
+    head, *rest = path
+    return replace(config, **{head: _replace(getattr(config, head), rest, value) if rest else value})
+
+
+def _check(config: Config, origin: str) -> None:
+    """What no single field can see."""
+    for name in ("t", "t_prime"):
+        view: View = getattr(config.views, name)
+        for what in ("area", "ratio", "sigma"):
+            if getattr(view, f"{what}_min") > getattr(view, f"{what}_max"):
+                raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
+    if config.optim.batch % config.optim.accumulate:
+        raise UsageError(
+            f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of optim.accumulate ({config.optim.accumulate})."
+        )
+
+
+def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if value not in choices:
+            raise UsageError(f"{where} cannot be {value!r}. {nearest(str(value), map(str, choices))}")
+        return value
+    if get_origin(kind) is tuple:
+        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != len(get_args(kind)):
+            raise UsageError(f"{where} needs {len(get_args(kind))} numbers, not {value!r}.")
+        return tuple(_convert(v, k, metadata, where) for v, k in zip(value, get_args(kind), strict=True))
+    converted = _convert_plain(value, kind, where)
+    if isinstance(converted, int | float) and not isinstance(converted, bool):
+        if not math.isfinite(converted) or not metadata["low"] <= converted <= metadata["high"]:
+            low, high = metadata["low"], metadata["high"]
+            bounds = f"at least {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
+            raise UsageError(f"{where} must be {bounds}, not {value!r}.")
+    return converted
+
+
+def _convert_plain(value: Any, kind: type, where: str) -> Any:
+    """YAML reads 1e-4 as text and 4 as an integer, so text of a number and whole floats are accepted."""
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+    elif kind is str:
+        if isinstance(value, str):
+            return value
+    elif not isinstance(value, bool):
+        try:
+            if kind is int and float(value) == int(float(value)):
+                return int(float(value)) if not isinstance(value, int) else value
+            if kind is float:
+                return float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    raise UsageError(f"{where} must be {expected}, not {value!r}.")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses what silently misleads: duplicate keys and aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key.value}'", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A config file as `{"optim.lr": value}`; sections may be nested or dotted."""
+    try:
+        if path.stat().st_size > 1_000_000:
+            raise UsageError(f"{path} is larger than 1 MB, which no config file is.")
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The config file {path} is not UTF-8 text.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UsageError(f"{place}: not valid YAML: {getattr(error, 'problem', None) or 'too deeply nested'}.") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path}: a config file is a mapping such as 'optim: {{lr: 0.3}}'.")
+    return dict(_flatten_mapping(loaded, "", path))
+
+
+def _flatten_mapping(mapping: Mapping[Any, Any], prefix: str, path: Path) -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{path}: the key {key!r} is not text.")
+        if isinstance(value, dict):
+            yield from _flatten_mapping(value, f"{prefix}{key}.", path)
+        else:
+            yield prefix + key, value
+
+
+def optional(kind: Any) -> Any:
+    """`kind | None`, for the flags that may be left out."""
+    return Union[kind, types.NoneType]  # noqa: UP007 (built at run time)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number that follows from the config and the images; schedules are pure functions of these."""
+
+    images: int
+    held_out: int
+    steps: int
+    warmup_steps: int
+    batch: int
+    accumulate: int
+    micro_batch: int
+    peak_lr: float
+    tau: float
+    steps_per_epoch: float
+    monitor_steps: int
+
+
+def resolve(config: Config, images: int, held_out: int = 0) -> Plan:
+    """Steps and warm-up round down as in the reference code (FACTS: floor(epochs · images / batch))."""
+    optim = config.optim
+    steps = int(optim.epochs * images / optim.batch)
+    if steps < 1:
+        raise UsageError(
+            f"{optim.epochs:g} epochs of {images} images give no step of {optim.batch} images. "
+            "Lower optim.batch or raise optim.epochs."
+        )
+    every = config.run.monitor_epochs * images / optim.batch or steps / 20
+    return Plan(
+        images=images,
+        held_out=held_out,
+        steps=steps,
+        warmup_steps=min(int(optim.warmup_epochs * images / optim.batch), steps),
+        batch=optim.batch,
+        accumulate=optim.accumulate,
+        micro_batch=optim.batch // optim.accumulate,
+        peak_lr=optim.lr * optim.batch / 256,
+        tau=optim.tau,
+        steps_per_epoch=images / optim.batch,
+        monitor_steps=max(1, round(every)),
+    )

@@ -1,0 +1,259 @@
+"""From the bytes of one image file to RGB pixels as a viewer would show them, or a `BadImage` that says why not."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+import torch
+
+from byol.data.source import BadImage
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFile
+
+# Only these are tried: Pillow knows dozens more, some of which start other programs (EPS) or sniff loosely.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP")
+ORIENTATION = 0x0112  # the EXIF tag
+# Pillow passes over junk between JPEG markers one byte at a time (20 s for 200 MB of zeros) and takes all of a WebP or
+# AVIF file for its header. Sound headers need some hundred reads.
+HEADER_READS = 100_000
+HEADER_BYTES = 64_000_000
+STRAIGHT = (False, False, False)
+# EXIF orientation -> (swap rows and columns, then flip rows, flip columns)
+TURNS = {
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+
+
+class Header:
+    """A file that stops Pillow from reading on and on for a header that never ends."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.over = False
+        self.reads, self.room = HEADER_READS, HEADER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        if self.over:
+            return self.file.read(size)
+        data = self.file.read(size if 0 <= size <= self.room else self.room + 1)
+        self.reads, self.room = self.reads - 1, self.room - len(data)
+        if self.reads < 0 or self.room < 0:
+            raise BadImage("no end of the header")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def decode(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> torch.Tensor:
+    """Image file (its bytes, or opened) to uint8 (3, H, W) RGB: first frame, upright, transparency on white."""
+    try:
+        with _open(data, max_megapixels) as image:
+            image.load()
+            # After loading, because a TIFF turns itself then and drops the tag.
+            return _planes(_turn(_rgb(image), _orientation(image, type(image).getexif)))
+    except BadImage:
+        raise
+    except Exception as error:
+        reason = _reason(error, data, max_megapixels)
+    # Raised outside the handler, so that it does not keep the half-decoded image alive.
+    raise BadImage(reason)
+
+
+def image_size(source: bytes | str | os.PathLike[str]) -> tuple[int, int]:
+    """(height, width) of the upright image from its header alone; `source` is the file's bytes or its path."""
+    if not isinstance(source, bytes):
+        with open_regular(os.fsencode(source)) as file:
+            return _header_size(file)
+    return _header_size(source)
+
+
+def from_pil(image: Image.Image) -> torch.Tensor:
+    """A Pillow image of any mode to uint8 (3, H, W) RGB, with the same rules as `decode`."""
+    return _planes(_rgb(image))
+
+
+def open_regular(path: bytes) -> BinaryIO:
+    """Open a file for reading if it is a regular one; never blocks on a pipe that bears an image's name."""
+    try:
+        # Non-blocking, because opening a FIFO otherwise waits for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise BadImage(_strerror(error)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise BadImage("not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _header_size(source: bytes | BinaryIO) -> tuple[int, int]:
+    from PIL import Image
+
+    try:
+        with _open(source, None) as image:
+            width, height = image.size
+            # A TIFF already reports its upright size; the base class's getexif does not decode a PNG to find the tag.
+            if image.format != "TIFF" and TURNS.get(_orientation(image, Image.Image.getexif), STRAIGHT)[0]:
+                width, height = height, width
+            return height, width
+    except BadImage:
+        raise
+    except Exception as error:
+        reason = _reason(error, source, None)
+    raise BadImage(reason)
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    from PIL import Image
+
+    Image.init()
+    # Without any handler, Python would print Pillow's complaints about a damaged TIFF to stderr.
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _open(data: bytes | BinaryIO, max_megapixels: float | None) -> ImageFile.ImageFile:
+    """Header only; None leaves the limit to Pillow."""
+    from PIL import Image
+
+    if isinstance(data, bytes) and not data:
+        raise BadImage("empty file")
+    formats = _formats()
+    # A filter that stays, not `catch_warnings`: that is unsafe in threads and makes once-only warnings repeat.
+    if QUIET not in warnings.filters:
+        warnings.filterwarnings("ignore", module=QUIET[3].pattern)
+    limit = math.inf if max_megapixels is None else max_megapixels * 1e6
+    # Whoever allows more than Pillow does has said so on purpose.
+    if max_megapixels is not None and Image.MAX_IMAGE_PIXELS is not None and limit > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = int(min(limit, 2.0**62))
+    header = Header(io.BytesIO(data) if isinstance(data, bytes) else data)
+    image = Image.open(cast(BinaryIO, header), formats=formats)
+    header.over = True
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise BadImage("no pixels")
+    if width * height > limit:
+        raise BadImage(_too_large(width * height, max_megapixels))
+    return image
+
+
+def _too_large(pixels: int, max_megapixels: float | None) -> str:
+    limit = "" if max_megapixels is None else f" of {max_megapixels:g}"
+    return f"{pixels / 1e6:.4g} megapixels, over the limit{limit}"
+
+
+def _orientation(image: Image.Image, getexif: Callable[[Any], Image.Exif]) -> int:
+    # A broken EXIF block does not stop a viewer, so it does not stop us.
+    try:
+        value = getexif(image).get(ORIENTATION, 1)
+    except Exception:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    swap, rows, columns = TURNS.get(orientation, STRAIGHT)
+    if swap:
+        pixels = pixels.swapaxes(0, 1)
+    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
+
+
+def _planes(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """Any mode to uint8 (H, W, 3)."""
+    from PIL import Image
+
+    if image.mode[0] in "IF":
+        grey = _eight_bits(np.asarray(image), image)
+        return np.broadcast_to(grey[..., None], (*grey.shape, 3))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        image = white
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Deep grey to uint8; Pillow's own conversion clips it to white."""
+    # These formats deliver 16-bit grey as mode I in some versions of Pillow.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "JPEG2000")):
+        return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+    # 32-bit values have no agreed white. Floats within 0..1 are taken as fractions of it and values within 0..255 as
+    # they are; anything else is stretched from its own minimum to its own maximum.
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.zeros(values.shape, np.uint8)
+    low, high = float(values[finite].min()), float(values[finite].max())
+    scaled = np.where(finite, values, low).astype(np.float64)
+    if image.mode == "F" and low >= 0 and high <= 1:
+        scaled *= 255
+    elif low < 0 or high > 255:
+        scaled = (scaled - low) * (255 / (high - low) if high > low else 0)
+    return scaled.round().astype(np.uint8)
+
+
+def _reason(error: Exception, data: bytes | BinaryIO, max_megapixels: float | None) -> str:
+    from PIL import Image, UnidentifiedImageError
+
+    text = " ".join(str(error).split())[:100]
+    if isinstance(error, UnidentifiedImageError):
+        return _not_an_image(data)
+    if isinstance(error, Image.DecompressionBombError):
+        pixels = re.search(r"\((\d+) pixels", text)
+        return _too_large(int(pixels[1]), max_megapixels) if pixels else "too many pixels"
+    if isinstance(error, EOFError) or re.search("truncat|not enough|unexpected end", text, re.IGNORECASE):
+        return "truncated"
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, OSError) and error.strerror:
+        return _strerror(error)
+    return f"cannot be decoded: {text or type(error).__name__}"
+
+
+def _strerror(error: OSError) -> str:
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]
+
+
+def _not_an_image(data: bytes | BinaryIO) -> str:
+    if isinstance(data, bytes):
+        head = data[:16]
+    else:
+        try:
+            data.seek(0)
+            head = data.read(16)
+        except (OSError, ValueError):
+            return "cannot be read"
+    if not head:
+        return "empty file"
+    return "damaged or unfinished header" if head.startswith(MAGIC) else "not an image"
+
+
+def printable(path: bytes | str | os.PathLike[str]) -> str:
+    """A file name for messages: bytes that are no UTF-8, line breaks and invisible characters are escaped."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,0 +1,286 @@
+"""From numbered images to the crops of each step: which images, in which order, read how, and what if one is bad.
+
+The images of a step and their crops follow from (seed, step) alone, so any number of workers, and a start in the
+middle, give the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from byol import views
+from byol.config import Config, Plan
+from byol.data.source import BadImage, Source
+from byol.errors import BadData
+from byol.progress import bar, say
+
+MEMORY_SHARE = 0.25
+MOST_HELD_OUT = 1000
+BAD_ALLOWED = 10  # so that two bad files do not stop a folder of fifty
+SUBSTITUTES = 50
+
+
+class Bad(NamedTuple):
+    """An image left out, and why."""
+
+    name: str
+    reason: str
+
+
+class Crops(NamedTuple):
+    """One forward pass worth of images: their two crops in [0, 1] (B, 3, S, S), and the draws for the rest."""
+
+    crops: tuple[Tensor, Tensor]
+    draws: tuple[views.ViewDraw, views.ViewDraw]
+    labels: Tensor | None
+    bad: list[Bad]
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a run: those to train on, those held out, and all of them decoded when they fit."""
+
+    source: Source
+    train: np.ndarray  # indices into the source
+    held_out: np.ndarray
+    pixels: Tensor | None  # uint8 (count, 3, H, W)
+    bad: list[Bad]
+    fingerprint: str
+
+    def read(self, indices: np.ndarray) -> list[Tensor]:
+        """Decoded images uint8 (3, H, W), bad ones left out."""
+        if self.pixels is not None:
+            return list(self.pixels[torch.as_tensor(indices)])
+        images = []
+        for index in indices:
+            try:
+                images.append(self.source.read(int(index)))
+            except BadImage:
+                continue
+        return images
+
+
+def prepare(source: Source, config: Config) -> Images:
+    """Decodes what fits in memory, leaves bad images out, and sets some aside for monitoring."""
+    indices = np.arange(len(source))
+    pixels: Tensor | None = None
+    bad: list[Bad] = []
+    fingerprint = _fingerprint(source)
+    if _fits(source, config):
+        source, kept, pixels, bad = _decode(source, indices)
+        indices = np.arange(len(kept))
+        check_bad(len(bad), len(kept) + len(bad), config, bad)
+    count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
+    shuffled = np.random.default_rng([config.run.seed, 1]).permutation(indices)
+    return Images(source, np.sort(shuffled[count:]), np.sort(shuffled[:count]), pixels, bad, fingerprint)
+
+
+def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None:
+    """More bad images than the config allows end the run, with one of them named."""
+    if bad and (bad == total or bad > max(BAD_ALLOWED, config.data.max_bad * total)):
+        first = f"{examples[0].name}: {examples[0].reason}"
+        raise BadData(f"{bad} of {total} images cannot be read, more than data.max_bad allows; the first is {first}.")
+
+
+def _fingerprint(source: Source) -> str:
+    """Tells whether the same images are there on resume; names and labels, not pixels, so that it is quick."""
+    digest = hashlib.sha256()
+    for index in range(len(source)):
+        digest.update(source.describe(index).encode("utf-8", "surrogateescape") + b"\0")
+    if source.labels is not None:
+        digest.update(source.labels.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _fits(source: Source, config: Config) -> bool:
+    if config.data.in_memory != "auto":
+        return config.data.in_memory == "always"
+    sizes = sample_sizes(source)
+    mean = sum(h * w * 3 for h, w in sizes) / max(len(sizes), 1)
+    return mean * len(source) <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:
+    """(height, width) of up to `count` images spread over the source; bad ones are left out."""
+    sizes = []
+    for index in np.unique(np.linspace(0, len(source) - 1, count).astype(int)):
+        try:
+            sizes.append(tuple(source.read(int(index)).shape[1:]))
+        except BadImage:
+            continue
+    return sizes  # type: ignore[return-value]
+
+
+def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Tensor | None, list[Bad]]:
+    """All images in memory: one tensor when their sizes agree, else a source that reads from a list."""
+    images: list[Tensor] = []
+    kept: list[int] = []
+    bad: list[Bad] = []
+
+    def attempt(index: int) -> Tensor | BadImage:
+        try:
+            return source.read(index)
+        except BadImage as error:
+            return error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool, bar("Reading", len(indices), "images") as shown:
+        for index, result in zip(indices, pool.map(attempt, indices.tolist()), strict=True):
+            if isinstance(result, BadImage):
+                bad.append(Bad(source.describe(int(index)), str(result)))
+            else:
+                images.append(result)
+                kept.append(int(index))
+            shown.advance()
+    labels = None if source.labels is None else source.labels[kept]
+    names = [source.describe(i) for i in kept]
+    held = Source(source.name, len(kept), images.__getitem__, names.__getitem__, labels, source.classes)
+    if not images or any(image.shape != images[0].shape for image in images):
+        return held, kept, None, bad
+    pixels = torch.stack(images)
+    images.clear()
+    return Source(source.name, len(kept), pixels.__getitem__, names.__getitem__, labels, source.classes), kept, pixels, bad
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """A random generator that depends on the key alone."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    return torch.randperm(count, generator=generator("order", seed, epoch)).numpy()
+
+
+def batch_positions(seed: int, step: int, batch: int, count: int) -> np.ndarray:
+    """Which of `count` images the step sees: epoch after epoch, each a new permutation, with no remainder dropped."""
+    places = np.arange(step * batch, (step + 1) * batch)
+    epochs = places // count
+    return np.concatenate(
+        [_epoch_order(seed, int(e), count)[places[epochs == e] % count] for e in np.unique(epochs)]
+    )
+
+
+class Stream(torch.utils.data.Dataset[Crops]):
+    """Item k is the k-th forward pass of the run, read and cropped image by image; a pure function of k."""
+
+    def __init__(self, images: Images, config: Config, plan: Plan) -> None:
+        self.images, self.config, self.plan = images, config, plan
+
+    def __getitem__(self, k: int) -> Crops:
+        indices, draws = _micro_batch(self.images, self.config, self.plan, k)
+        crops: tuple[list[Tensor], list[Tensor]] = ([], [])
+        bad: list[Bad] = []
+        used = []
+        for place, index in enumerate(indices):
+            image, used_index = self._read(int(index), bad)
+            used.append(used_index)
+            for view in (0, 1):
+                one = views.slice_draw(draws[view], place, place + 1)
+                box = views.boxes(one, image.shape[1], image.shape[2], self.config.views)
+                flat = views.Box(*(int(side) for side in box))
+                crops[view].append(
+                    views.crop_resize_one(image, flat, self.config.data.resolution, self.config.views.antialias)
+                )
+        return Crops((torch.stack(crops[0]), torch.stack(crops[1])), draws, _labels(self.images, np.array(used)), bad)
+
+    def _read(self, index: int, bad: list[Bad]) -> tuple[Tensor, int]:
+        """The image, or the next good one in its place: the same choice on every visit."""
+        source, train = self.images.source, self.images.train
+        place = int(np.searchsorted(train, index))
+        for offset in range(min(SUBSTITUTES, len(train))):
+            candidate = int(train[(place + offset) % len(train)])
+            try:
+                return source.read(candidate), candidate
+            except BadImage as error:
+                bad.append(Bad(source.describe(candidate), str(error)))
+        raise BadData(f"{SUBSTITUTES} images in a row cannot be read, from {bad[0].name}: {bad[0].reason}.")
+
+
+def _micro_batch(
+    images: Images, config: Config, plan: Plan, k: int
+) -> tuple[np.ndarray, tuple[views.ViewDraw, views.ViewDraw]]:
+    step, part = divmod(k, plan.accumulate)
+    start, stop = part * plan.micro_batch, (part + 1) * plan.micro_batch
+    positions = batch_positions(config.run.seed, step, plan.batch, len(images.train))
+    draw1, draw2 = views.draw(config.run.seed, step, plan.batch, config.views)
+    return images.train[positions[start:stop]], (
+        views.slice_draw(draw1, start, stop),
+        views.slice_draw(draw2, start, stop),
+    )
+
+
+def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
+    return None if images.source.labels is None else torch.as_tensor(images.source.labels[indices])
+
+
+def batches(images: Images, config: Config, plan: Plan, first_step: int, device: torch.device) -> Generator[Crops, None, None]:
+    """Every forward pass from `first_step` to the end, in order."""
+    passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
+    if images.pixels is not None:
+        pixels = images.pixels
+        for k in passes:
+            indices, draws = _micro_batch(images, config, plan, k)
+            batch = pixels[torch.as_tensor(indices)].to(device)
+            crops = tuple(
+                views.crop_resize(
+                    batch,
+                    views.boxes(draw, batch.shape[2], batch.shape[3], config.views),
+                    config.data.resolution,
+                    config.views.antialias,
+                )
+                for draw in draws
+            )
+            yield Crops((crops[0], crops[1]), draws, _labels(images, indices), [])
+        return
+    yield from _streamed(Stream(images, config, plan), passes, worker_count(config), config.data.prefetch)
+
+
+def worker_count(config: Config) -> int:
+    """-1 means one a core."""
+    return config.data.workers if config.data.workers >= 0 else len(os.sched_getaffinity(0))
+
+
+def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Iterator[Crops]:
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": _quiet_worker} if workers else {}
+    if workers:
+        options["prefetch_factor"] = prefetch
+    loader: DataLoader[Crops] = DataLoader(stream, batch_size=None, sampler=passes, **options)
+    yield from loader
+
+
+def _quiet_worker(_: int) -> None:
+    """Ctrl-C reaches the whole process group; only the main process answers it, and it ends the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class BadList:
+    """Every bad image once, as a line of skipped.txt and a count."""
+
+    def __init__(self, known: list[Bad], total: int, config: Config, report: Callable[[list[Bad]], None]) -> None:
+        self.seen: dict[str, Bad] = {}
+        self.total, self.config, self.report = total, config, report
+        self.add(known)
+
+    def add(self, bad: list[Bad]) -> None:
+        new = [b for b in bad if b.name not in self.seen]
+        if not new:
+            return
+        for b in new:
+            self.seen[b.name] = b
+            say(f"Left out: {b.name} ({b.reason})")
+        self.report(list(self.seen.values()))
+        check_bad(len(self.seen), self.total, self.config, list(self.seen.values()))

@@ -1,0 +1,28 @@
+"""What every kind of data source gives: numbered images, perhaps labels, and names for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+class BadImage(Exception):
+    """One image that cannot be read; the message says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """`read(i)` is a pure function to uint8 (3, H, W) RGB, or raises `BadImage`."""
+
+    name: str
+    count: int
+    read: Callable[[int], torch.Tensor]
+    describe: Callable[[int], str]
+    labels: np.ndarray | None = None  # int64 (count,)
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count

@@ -1,0 +1,88 @@
+"""The plan before the work: what the run will do, how long it takes on this machine and what it needs."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from byol import records
+from byol.algorithm import Pass, update
+from byol.data import loader
+from byol.method import Method
+from byol.progress import duration, say
+from byol.rundir import Setup
+
+
+def announce(setup: Setup, method: Method) -> None:
+    """The plan, on the screen and in run.json."""
+    cost = measure_cost(method, setup)
+    lines = plan_lines(setup, method, cost)
+    for line in lines:
+        say(line)
+    if "plan" not in setup.record_of_run:
+        setup.record_of_run |= {"plan": asdict(setup.plan), "estimate": cost, "plan_text": lines}
+    records.require_space(setup.out, 3 * cost["checkpoint_bytes"] + 10_000_000)
+    setup.write("running")
+
+
+def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
+    """Seconds, memory and disk of the run, from two small steps of a copy of the method."""
+    config, plan, place = setup.config, setup.plan, setup.machine
+    trial = copy.deepcopy(method)
+    size = config.data.resolution
+    count = max(2, min(plan.micro_batch, 2**17 // size**2))
+    view = place.images(torch.rand(count, 3, size, size), config)
+    labels = torch.zeros(count, dtype=torch.long, device=place.device) if setup.classes else None
+    optimizer = torch.optim.SGD((p for p in trial.parameters() if p.requires_grad), lr=0.0)
+    saved: list[int] = []
+
+    def count_bytes(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor):
+        update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+    began = time.perf_counter()
+    update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+    if place.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    weights = sum(t.numel() * t.element_size() for t in method.state_dict().values())
+    trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
+    pixels = 0 if setup.images.pixels is None else setup.images.pixels.numel()
+    return {
+        "seconds": round(seconds / count * plan.batch * plan.steps, 1),
+        "images_per_second": round(count / seconds, 1),
+        "memory_gb": round((weights + 2 * trained + sum(saved) / count * plan.micro_batch + pixels) / 1e9, 2),
+        "checkpoint_bytes": weights + trained,
+    }
+
+
+def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[str]:
+    """The plan in words, a line each."""
+    config, plan, images = setup.config, setup.plan, setup.images
+    where = "in memory" if images.pixels is not None else f"streamed by {loader.worker_count(config)} workers"
+    encoder = sum(p.numel() for p in method.online.encoder.parameters())
+    split = f" in {plan.accumulate} passes of {plan.micro_batch}" if plan.accumulate > 1 else ""
+    labels = f"{len(images.source.classes)} classes (watched, never trained on)" if setup.classes else "no labels used"
+    lines = [f"  auto: {reason}" for reason in setup.reasons]
+    if plan.batch > plan.images:
+        lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
+    return [
+        f"Plan for {setup.out}",
+        *lines,
+        f"  images    {plan.images} from {images.source.name}, {where}; {plan.held_out} held out, {len(images.bad)} left out; {labels}",
+        f"  encoder   {config.network.encoder} width {config.network.width:g}, {encoder:,} parameters, {config.data.resolution} px",
+        f"  steps     {plan.steps} of {plan.batch} images{split} = {config.optim.epochs:g} epochs, {plan.warmup_steps} of warm-up",
+        f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} ({config.optim.lr:g} x {plan.batch}/256), "
+        f"weight decay {config.optim.weight_decay:g}",
+        f"  target    tau from {plan.tau:g} {'to 1' if config.optim.tau_schedule == 'cosine' else 'constant'}",
+        f"  machine   {setup.machine.device_name}, {setup.machine.precision}, {setup.machine.threads} threads, "
+        f"about {cost['memory_gb']:.1f} GB",
+        f"  time      about {duration(cost['seconds'])} ({cost['images_per_second']:.0f} images/s without loading)",
+    ]

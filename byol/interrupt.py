@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM: at once where nothing is at stake, after the step where work would be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from byol.errors import Interrupted
+
+_state = {"requested": False, "deferred": False}
+
+
+def requested() -> bool:
+    """Whether somebody asked to stop while `deferred` was on."""
+    return _state["requested"]
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _state["deferred"]:
+        if _state["requested"] and number == signal.SIGINT:
+            os._exit(130)  # a second Ctrl-C means now
+        _state["requested"] = True
+        return
+    raise Interrupted("Interrupted before anything was at stake; start the same command again.")
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Both signals become `Interrupted`, or a request while `deferred`; outside the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {n: signal.signal(n, _handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, a signal is only remembered: the caller asks `requested()` and saves first."""
+    _state["deferred"], _state["requested"] = True, False
+    try:
+        yield
+    finally:
+        _state["deferred"] = False

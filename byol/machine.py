@@ -1,0 +1,101 @@
+"""What the run computes on: device, number type, memory layout, threads; and what that costs, measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byol.config import Config
+from byol.errors import UsageError
+
+DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Chosen once and stored, so that a resumed run computes exactly as it began."""
+
+    device_name: str
+    precision: str
+    threads: int
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.device_name)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bf16 for convolutions and matrix products; weights, statistics and losses stay float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def placement(self, config: Config) -> dict[str, Any]:
+        """Arguments of `Module.to`."""
+        layout = torch.channels_last if config.run.channels_last else torch.contiguous_format
+        return {"device": self.device, "dtype": DTYPES[self.precision], "memory_format": layout}
+
+    def images(self, images: Tensor, config: Config) -> Tensor:
+        return images.to(**self.placement(config))
+
+
+def choose(config: Config) -> Machine:
+    """Resolves every `auto`; a device that is not there is the user's mistake."""
+    device = config.run.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    elif (device == "cuda" and not torch.cuda.is_available()) or (
+        device == "mps" and not torch.backends.mps.is_available()
+    ):
+        raise UsageError(f"run.device is {device}, but torch sees none here. Use --run.device cpu or auto.")
+    precision = config.run.precision
+    if precision == "auto":
+        precision = "bf16" if fast_bf16(device) else "float32"
+    if precision == "float64" and device == "mps":
+        raise UsageError("run.precision float64 does not exist on mps. Use float32.")
+    return Machine(device, precision, config.run.threads or torch.get_num_threads())
+
+
+def fast_bf16(device: str) -> bool:
+    """Whether the hardware has instructions for it, not whether it can be emulated."""
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)
+    if device == "mps":
+        return False
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = file.read()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def use_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def memory(machine: Machine) -> float:
+    """GB that training can use."""
+    if machine.device.type == "cuda":
+        return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides the config."""
+    import torchvision
+
+    import byol
+
+    return {
+        "byol": byol.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }

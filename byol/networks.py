@@ -1,0 +1,234 @@
+"""Encoders and heads: the ResNet family at any depth and width, any timm model, and the MLP of BYOL.
+
+Parameter names are torchvision's, so that an encoder of ours loads there and in timm as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from byol.config import Network
+from byol.errors import UsageError, nearest
+
+Padding = Literal["symmetric", "same"]
+
+
+def same_padding(images: Tensor, kernel: int, stride: int) -> Tensor:
+    """TensorFlow's SAME: as little padding as gives ceil(n / stride) outputs, the odd pixel at the bottom and right."""
+    pads: list[int] = []
+    for size in (images.shape[-1], images.shape[-2]):
+        total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(images, pads) if any(pads) else images
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution padded as TensorFlow and JAX do; for weights that come from there."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(same_padding(input, self.kernel_size[0], self.stride[0]))
+
+
+class SameMaxPool2d(nn.MaxPool2d):
+    """Zeros may stand outside the image because every input has passed a ReLU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.max_pool2d(same_padding(input, 3, 2), 3, 2)
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: Padding = "symmetric") -> nn.Conv2d:
+    if padding == "same" and stride > 1 and kernel > 1:
+        return SameConv2d(inputs, outputs, kernel, stride, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions (ResNet-18 and -34)."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, outputs: int, stride: int, padding: Padding) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, outputs, 3, stride, padding)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = conv(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = self.bn2(self.conv2(x))
+        return F.relu(x.add_(residual), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 with the stride on the 3×3 ("v1.5", which is what the reference code has)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, outputs: int, stride: int, padding: Padding) -> None:
+        super().__init__()
+        inner = outputs // self.expansion
+        self.conv1 = conv(inputs, inner, 1)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = conv(inner, inner, 3, stride, padding)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = conv(inner, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = F.relu(self.bn2(self.conv2(x)), inplace=True)
+        x = self.bn3(self.conv3(x))
+        return F.relu(x.add_(residual), inplace=True)
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class ResNet(nn.Module):
+    """Images (B, 3, H, W) → representation (B, num_features), the mean over the last feature map."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: Sequence[int],
+        channels: Sequence[int],
+        stem: int,
+        small_images: bool = False,
+        padding: Padding = "symmetric",
+    ) -> None:
+        """`channels` are the outputs of the four groups, `stem` those of the first convolution."""
+        super().__init__()
+        self.num_features = channels[-1]
+        self.conv1 = conv(3, stem, 3) if small_images else conv(3, stem, 7, 2, padding)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.maxpool: nn.Module
+        if small_images:
+            self.maxpool = nn.Identity()
+        else:
+            self.maxpool = SameMaxPool2d(3, 2) if padding == "same" else nn.MaxPool2d(3, 2, padding=1)
+        inputs = stem
+        groups = []
+        for group, (count, outputs) in enumerate(zip(blocks, channels, strict=True)):
+            layers = []
+            for index in range(count):
+                layers.append(block(inputs, outputs, 2 if group > 0 and index == 0 else 1, padding))
+                inputs = outputs
+            groups.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = groups
+        initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images).mean((2, 3))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The last feature map, (B, num_features, h, w)."""
+        x: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = group(x)
+        return x
+
+
+def initialize(module: nn.Module) -> None:
+    """The reference code's: weights normal with deviation 1/√fan_in cut at ±2 of it and not rescaled, biases 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            deviation = part.weight[0].numel() ** -0.5
+            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def resnet(
+    depth: int,
+    width: float = 1,
+    small_images: bool = False,
+    *,
+    zero_init_last: bool = False,
+    padding: Padding = "symmetric",
+) -> ResNet:
+    """ResNet of the paper: `width` multiplies every channel count, the stem's too (0.25 for small machines)."""
+    if depth not in RESNETS:
+        raise UsageError(f"There is no ResNet of depth {depth}: choose from {', '.join(map(str, RESNETS))}.")
+    block, blocks = RESNETS[depth]
+    inner = [max(1, round(64 * width * 2**group)) for group in range(4)]
+    channels = [c * block.expansion for c in inner]
+    network = ResNet(block, blocks, channels, inner[0], small_images, padding)
+    if zero_init_last:
+        for part in network.modules():
+            if isinstance(part, BasicBlock | Bottleneck):
+                nn.init.zeros_(part.bn3.weight if isinstance(part, Bottleneck) else part.bn2.weight)
+    return network
+
+
+def mlp(in_features: int, hidden: int, out_features: int, depth: int = 2, bias: bool = False) -> nn.Sequential:
+    """Linear, batch norm, ReLU, …, Linear; `bias` is that of the last layer (none in the reference code)."""
+    layers: list[nn.Module] = []
+    for _ in range(depth - 1):
+        layers += [nn.Linear(in_features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
+        in_features = hidden
+    head = nn.Sequential(*layers, nn.Linear(in_features, out_features, bias=bias))
+    initialize(head)
+    return head
+
+
+def timm_model(name: str) -> nn.Module:
+    """Any timm model without its classifier, at timm's own initialization."""
+    try:
+        import timm
+    except ImportError:
+        raise UsageError(f"network.encoder timm:{name} needs timm: pip install 'byol[timm]'.") from None
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
+    model: nn.Module = timm.create_model(name, num_classes=0)
+    with torch.no_grad():  # num_features is not what the pooled output has for every timm model
+        size = model.default_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr,operator]
+        model.num_features = model.eval()(torch.zeros(1, *size)).shape[-1]
+    return model.train()
+
+
+def check_encoder(name: str) -> None:
+    """A wrong name is said before anything is loaded or built."""
+    if not name.startswith("timm:") and name not in BACKBONES:
+        raise UsageError(f"There is no encoder '{name}'. {nearest(name, [*BACKBONES, 'timm:NAME'])}")
+
+
+def encoder(config: Network) -> nn.Module:
+    """The encoder that a config names; has `.num_features`."""
+    check_encoder(config.encoder)
+    if config.encoder.startswith("timm:"):
+        return timm_model(config.encoder.removeprefix("timm:"))
+    return BACKBONES[config.encoder](config)
+
+
+RESNETS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+    200: (Bottleneck, (3, 24, 36, 3)),
+}
+
+
+def _resnet_of(depth: int) -> Callable[[Network], nn.Module]:
+    def build(c: Network) -> nn.Module:
+        return resnet(depth, c.width, c.small_images, zero_init_last=c.zero_init_last, padding=c.padding)
+
+    return build
+
+
+BACKBONES: dict[str, Callable[[Network], nn.Module]] = {f"resnet{depth}": _resnet_of(depth) for depth in RESNETS}

@@ -1,0 +1,105 @@
+"""LARS as the reference code has it, and the split of parameters into adapted and plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from byol.config import Optim
+
+NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling with momentum.
+
+    g' = g + wd·w;  s = eta·‖w‖/‖g'‖, or 1 where either norm is 0;  m ← mu·m + s·g';  w ← w − lr·m.
+    No epsilon, no clipping, and the learning rate outside the momentum buffer (SimCLR's has it inside).
+    A group with `adapt=False` is neither adapted nor decayed. Nothing here waits for the device.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 1e-3,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "adapt": True,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            updates = [p.grad for p in params]
+            if group["adapt"]:
+                updates = _adapt(params, updates, group["weight_decay"], group["trust_coefficient"])
+            momenta = [self._momentum(p) for p in params]
+            torch._foreach_mul_(momenta, group["momentum"])
+            torch._foreach_add_(momenta, updates)
+            torch._foreach_add_(params, momenta, alpha=-group["lr"])
+        return loss
+
+    def _momentum(self, param: Tensor) -> Tensor:
+        state = self.state[param]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(param)
+        buffer: Tensor = state["momentum"]
+        return buffer
+
+
+def _adapt(params: list[Tensor], grads: list[Tensor], weight_decay: float, trust_coefficient: float) -> list[Tensor]:
+    decayed = torch._foreach_add(grads, params, alpha=weight_decay)
+    param_norms = torch.stack(torch._foreach_norm(params))
+    grad_norms = torch.stack(torch._foreach_norm(decayed))
+    trust = trust_coefficient * param_norms / grad_norms
+    trust = torch.where((param_norms > 0) & (grad_norms > 0), trust, torch.ones_like(trust))
+    return list(torch._foreach_mul(decayed, list(trust.unbind())))
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: weights to adapt and decay; biases, normalization and other vectors to leave alone."""
+    weights: list[Tensor] = []
+    plain: list[Tensor] = []
+    for owner in module.modules():
+        for name, param in owner.named_parameters(recurse=False):
+            if not param.requires_grad:
+                continue
+            vector = param.ndim <= 1 or name.endswith("bias")
+            (plain if vector or isinstance(owner, NORMALIZATION) else weights).append(param)
+    return [
+        {"params": weights, "weight_decay": weight_decay, "adapt": True},
+        {"params": plain, "weight_decay": 0.0, "adapt": False},
+    ]
+
+
+def build(module: nn.Module, config: Optim) -> Optimizer:
+    """The optimizer of a run; its learning rate is set anew at every step."""
+    groups = parameter_groups(module, config.weight_decay)
+    return OPTIMIZERS[config.optimizer](groups, config)
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], Optim], Optimizer]] = {
+    "lars": lambda groups, c: LARS(groups, lr=0.0, momentum=c.momentum, trust_coefficient=c.trust_coefficient),
+    "sgd": lambda groups, c: torch.optim.SGD(groups, lr=0.0, momentum=c.momentum),
+    "adamw": lambda groups, c: torch.optim.AdamW(groups, lr=0.0),
+}

@@ -1,0 +1,86 @@
+"""Pictures for people: curves of a run, sheets of views and of nearest neighbours, as PNG files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byol.errors import UsageError
+from byol.records import write_atomically
+
+CELL = 64
+GAP = 2
+
+
+def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = ()) -> None:
+    """A grid of images, uint8 or float in [0, 1] (3, H, W) each, one list a row, with a title above each column."""
+    from PIL import Image, ImageDraw
+
+    top = 14 if titles else 0
+    width = max(len(row) for row in rows) * (CELL + GAP) + GAP
+    canvas = Image.new("RGB", (width, len(rows) * (CELL + GAP) + GAP + top), "white")
+    for y, row in enumerate(rows):
+        for x, image in enumerate(row):
+            pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
+            tile = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+            scaled = tile.resize((CELL, CELL), Image.Resampling.NEAREST if max(tile.size) <= CELL else Image.Resampling.BICUBIC)
+            canvas.paste(scaled, (GAP + x * (CELL + GAP), top + GAP + y * (CELL + GAP)))
+    for x, title in enumerate(titles):
+        ImageDraw.Draw(canvas).text((GAP + x * (CELL + GAP), 1), title, fill="black")
+    content = io.BytesIO()
+    canvas.save(content, "PNG")
+    write_atomically(path, content.getvalue())
+
+
+def neighbours(features: np.ndarray, queries: Sequence[int], count: int) -> np.ndarray:
+    """Indices (len(queries), count) of the rows most similar to each query row, itself left out."""
+    normalized = torch.nn.functional.normalize(torch.from_numpy(features).float(), dim=1)
+    similarity = normalized[list(queries)] @ normalized.T
+    similarity[torch.arange(len(queries)), torch.tensor(list(queries))] = -2
+    return similarity.topk(count, dim=1).indices.numpy()
+
+
+def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str, float] | None = None) -> None:
+    """Loss, schedules and the monitor's measures over the steps; `lines` are levels drawn beside the kNN accuracy."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("Curves need matplotlib: pip install 'byol[plots]'.") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
+    panels = [
+        ("loss", ["loss"]),
+        ("learning rate and 1 − tau", ["lr", "tau"]),
+        ("spread of projections (collapsed 0, healthy near 1)", ["spread"]),
+        ("effective rank", ["rank_representation", "rank_projection"]),
+        ("a view finds its twin", ["retrieval"]),
+        ("accuracy", ["knn", "probe_accuracy"]),
+    ]
+    for axis, (title, names) in zip(axes.flat, panels, strict=True):
+        for name in names:
+            points = [(m["step"], m[name]) for m in metrics if name in m]
+            if points:
+                steps, values = zip(*points, strict=True)
+                if name == "tau":
+                    axis.twinx().plot(steps, [1 - v for v in values], color="tab:orange", label="1 − tau")
+                else:
+                    axis.plot(steps, values, label=name.replace("_", " "))
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.3)
+    for place, (name, level) in enumerate((lines or {}).items()):
+        axes.flat[-1].axhline(level, linestyle="--", color=f"C{place + 2}", label=name)
+    for axis in (axes.flat[3], axes.flat[5]):
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    pyplot.close(figure)
+    write_atomically(path, content.getvalue())

@@ -1,0 +1,164 @@
+"""Named recipes: functions to a Config, whose docstrings say where they come from, what they cost and what they give.
+
+`compose` puts preset, file and flags together; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from byol.config import Config, Data, Network, Optim, View, Views, apply
+from byol.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `auto` looks at: the images and the machine."""
+
+    images: int
+    side: int  # median short side, in pixels
+    cores: int
+    memory: float  # of the device that trains, in GB
+    accelerator: bool
+
+
+def paper(epochs: int, lr: float, weight_decay: float, tau: float, batch: int = 4096) -> Config:
+    """ResNet-50 at 224 px as in the paper; trains on all images, so the monitor looks at training images."""
+    return Config(
+        data=Data(holdout=0.0),
+        optim=Optim(epochs=epochs, lr=lr, weight_decay=weight_decay, tau=tau, batch=batch),
+    )
+
+
+def paper_1000() -> Config:
+    """Main result: ImageNet, 8 h on 512 TPU v3 cores, 74.3 % linear top-1 (paper, sections 3.3 and 4)."""
+    return paper(1000, 0.2, 1.5e-6, 0.996)
+
+
+def paper_300() -> Config:
+    """Baseline of the ablations: ImageNet, 72.5 % linear top-1 (paper, section 5)."""
+    return paper(300, 0.3, 1e-6, 0.99)
+
+
+def paper_100() -> Config:
+    """The reference code's 100-epoch preset; no figure published."""
+    return paper(100, 0.45, 1e-6, 0.99)
+
+
+def paper_40() -> Config:
+    """The reference code's 40-epoch preset: 61.5 ± 0.5 % linear top-1 (its authors)."""
+    return paper(40, 0.45, 1e-6, 0.97)
+
+
+def paper_512() -> Config:
+    """Batch 512: ImageNet, 4 days on 64 TPU v3 cores, 73.7 % linear top-1 (paper, appendix G)."""
+    return paper(1000, 0.4, 1.5e-6, 0.9995, batch=512)
+
+
+def imagenette() -> Config:
+    """The reference README's recipe: Imagenette-160 at 128 px, 4 h on one V100, about 92.3 % with its online probe."""
+    return Config(
+        data=Data(resolution=128),
+        network=Network(encoder="resnet18"),
+        optim=Optim(epochs=1000, lr=2.0, weight_decay=1e-6, tau=0.996, batch=256),
+    )
+
+
+def small_views() -> Views:
+    """For 32 px: 8 % of such an image is 9 px wide, too little to recognize; and no blur, as is usual there."""
+    t = View(area_min=0.2, blur=0.0)
+    return Views(t=t, t_prime=replace(t, solarize=0.2))
+
+
+def cifar10() -> Config:
+    """CIFAR-10 with a full ResNet-18, for one GPU; 200 epochs. Same recipe as cifar10-cpu, not measured here."""
+    return Config(
+        data=Data(resolution=32),
+        views=small_views(),
+        network=Network(encoder="resnet18", small_images=True),
+        optim=Optim(epochs=200, warmup_epochs=2, lr=2.0, weight_decay=1e-6, tau=0.99, batch=256),
+    )
+
+
+def cifar10_cpu() -> Config:
+    """CIFAR-10 in 45 minutes on two CPU cores: ResNet-18 at a quarter of its width; results in the README."""
+    base = cifar10()
+    return replace(
+        base,
+        network=replace(base.network, width=0.25, projector_hidden=1024, predictor_hidden=1024),
+        optim=replace(base.optim, epochs=22, warmup_epochs=1, tau=0.97),
+    )
+
+
+def auto(facts: Facts) -> tuple[Config, list[str]]:
+    """Chooses for these images on this machine, and says why."""
+    reasons = []
+    sides = [32, 64, 96, 128, 224] if facts.accelerator else [32, 64, 96, 128]
+    resolution = max([side for side in sides if side <= facts.side * 1.1], default=32)
+    reasons.append(f"resolution {resolution}: the images' short side is typically {facts.side} px"
+                   + ("" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable"))
+    small = resolution <= 64
+    reasons.append(f"small_images {small}: {'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px")
+    encoder, width = _auto_encoder(facts, resolution)
+    reasons.append(f"encoder {encoder} at width {width:g}: {'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}"
+                   f", {facts.images} images")
+    batch = _auto_batch(facts, resolution)
+    reasons.append(f"batch {batch}: at most 256 in {facts.memory:.0f} GB, and several steps an epoch")
+    seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
+    epochs = float(min(1000, max(10, round(seen / facts.images))))
+    steps = epochs * facts.images / batch
+    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, {'hours on a GPU' if facts.accelerator else 'under an hour or two on CPU'}")
+    tau = min(0.996, max(0.97, 1 - 100 / steps))
+    reasons.append(f"tau {tau:.3g}: the target's memory is about a hundredth of the run")
+    hidden = 4096 if facts.accelerator else 1024
+    config = Config(
+        data=Data(resolution=resolution),
+        views=small_views() if resolution <= 40 else Views(),
+        network=Network(encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden),
+        optim=Optim(epochs=epochs, warmup_epochs=max(epochs / 20, 0.5), lr=2.0, weight_decay=1e-6, tau=round(tau, 4), batch=batch),
+    )
+    return config, reasons
+
+
+def _auto_encoder(facts: Facts, resolution: int) -> tuple[str, float]:
+    if facts.accelerator:
+        return ("resnet50", 1.0) if resolution >= 128 and facts.images >= 20_000 else ("resnet18", 1.0)
+    return "resnet18", 0.25 if resolution <= 64 else 0.5
+
+
+def _auto_batch(facts: Facts, resolution: int) -> int:
+    """A power of two: no more than memory holds (about 60 MB an image at 224 px), at least 8 steps an epoch."""
+    fits = facts.memory * 0.5 * 1024 / (60 * (resolution / 224) ** 2)
+    most = max(min(256.0, fits, facts.images / 8), 8)
+    return int(2 ** math.floor(math.log2(most)))
+
+
+def compose(preset: str, overrides: Mapping[str, Any], file_values: Mapping[str, Any], file: str = "",
+            facts: Facts | None = None) -> tuple[Config, list[str]]:
+    """Preset, then file, then flags; `auto` without facts is checked but not chosen yet."""
+    if preset != "auto" and preset not in PRESETS:
+        raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")
+    reasons: list[str] = []
+    if preset != "auto":
+        config = PRESETS[preset]()
+    elif facts:
+        config, reasons = auto(facts)
+    else:
+        config = Config(data=Data(resolution=32))  # what scenes are rendered at when nothing else is asked for
+    config = apply(config, file_values, file)
+    return apply(config, overrides, "flags"), reasons
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "paper-1000": paper_1000,
+    "paper-300": paper_300,
+    "paper-100": paper_100,
+    "paper-40": paper_40,
+    "paper-512": paper_512,
+    "imagenette": imagenette,
+    "cifar10": cifar10,
+    "cifar10-cpu": cifar10_cpu,
+}

@@ -1,0 +1,148 @@
+"""Pretraining: build the parts, run Algorithm 1 of the paper, log, checkpoint, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from byol import checkpoint, estimate, interrupt, method, monitor, optim, records, schedules, views
+from byol.algorithm import Pass, update
+from byol.checkpoint import State
+from byol.config import Config, Plan
+from byol.data import loader
+from byol.errors import ByolError, Diverged, Interrupted
+from byol.progress import bar, say
+from byol.rundir import Request, Setup, open_run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    out: Path
+    config: Config
+    plan: Plan
+    metrics: list[dict[str, Any]]
+    verdict: monitor.Verdict
+
+    @property
+    def encoder(self) -> Path:
+        return self.out / checkpoint.ENCODER
+
+
+def pretrain(
+    data: str | Path = "scenes",
+    out: str | Path | None = None,
+    preset: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    config_file: str | Path | None = None,
+    overwrite: bool = False,
+) -> Run:
+    """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was."""
+    request = Request.make(data, out, preset, overrides or {}, config_file)
+    with interrupt.handled(), open_run(request, overwrite) as setup:
+        return _run(setup)
+
+
+def _run(setup: Setup) -> Run:
+    config, plan = setup.config, setup.plan
+    torch.manual_seed(config.run.seed)
+    model = method.build(config.network, setup.classes).to(**setup.machine.placement(config))
+    optimizer = optim.build(model, config.optim)
+    estimate.announce(setup, model)
+    step = checkpoint.load_newest(setup.checkpoints, model, optimizer)
+    if step:
+        say(f"Resuming at step {step} of {plan.steps}.")
+    watcher = monitor.Monitor(setup.images, config, plan, setup.machine)
+    metrics = records.Metrics(setup.out / "metrics.jsonl", step)
+    try:
+        with interrupt.deferred():
+            train(State(model, optimizer, step), setup, watcher, metrics)
+    except Diverged as error:
+        setup.finish("diverged")
+        last = checkpoint.found(setup.checkpoints)
+        good = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was written yet"
+        raise Diverged(f"Training diverged: {error}; {good}. A lower optim.lr is the first thing to try.") from None
+    except ByolError:
+        setup.finish("interrupted")
+        raise
+    finally:
+        metrics.close()
+    found = monitor.verdict(metrics.history, plan)
+    setup.finish("finished", found)
+    say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
+    return Run(setup.out, config, plan, metrics.history, found)
+
+
+def train(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.Metrics) -> None:
+    """THE LOOP. Everything random in step k follows from (seed, k), so it can begin at any k."""
+    config, plan, place = setup.config, setup.plan, setup.machine
+    model, optimizer, first = state
+    saved = time.monotonic()
+    passes = loader.batches(setup.images, config, plan, first, place.device)
+    model.train()
+    with contextlib.closing(passes), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
+        for k in range(first, plan.steps):
+            lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
+            tau = target_decay(k, config, plan)
+            torch.manual_seed(config.run.seed + k)  # for encoders that draw, such as those with dropout
+            try:
+                step = update(model, optimizer, augmented(passes, setup), lr=lr, tau=tau, machine=place)
+            except Diverged as error:
+                raise Diverged(f"at step {k} {error}") from None
+            done = k + 1
+            if k % config.run.log_every == 0 or done == plan.steps:
+                metrics.add(setup.record(k, step, lr, tau))
+            shown.advance(text=f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}")
+            if done % plan.monitor_steps == 0 or done == plan.steps or done == 1:
+                look(State(model, optimizer, done), setup, watcher, metrics)
+            due = time.monotonic() - saved > config.run.checkpoint_seconds
+            due |= bool(config.run.checkpoint_steps) and done % config.run.checkpoint_steps == 0
+            if due or done == plan.steps or interrupt.requested():
+                checkpoint.save(setup.checkpoints, State(model, optimizer, done), config.run.keep)
+                saved = time.monotonic()
+            if interrupt.requested() and done < plan.steps:
+                raise Interrupted(f"Interrupted after step {done} of {plan.steps}, saved; the same command continues.")
+
+
+def target_decay(k: int, config: Config, plan: Plan) -> float:
+    if config.optim.tau_schedule == "constant":
+        return config.optim.tau
+    return schedules.target_decay(k, base=config.optim.tau, total_steps=plan.steps)
+
+
+def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
+    """The next optimizer step's passes: crops to views, on the device, in the network's type and layout."""
+    config, place = setup.config, setup.machine
+    for _ in range(setup.plan.accumulate):
+        batch = next(passes)
+        setup.bad.add(batch.bad)
+        both = [
+            place.images(
+                views.finish(crops.to(place.device), views.draw_to(draw, place.device), config.views), config
+            )
+            for crops, draw in zip(batch.crops, batch.draws, strict=True)
+        ]
+        labels = None if batch.labels is None else batch.labels.to(place.device)
+        yield Pass(both[0], both[1], labels)
+
+
+def look(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.Metrics) -> None:
+    """Measures the representation, keeps the encoder of this moment, and says so when it collapses."""
+    record = watcher.look(state.method)
+    metrics.add({"step": state.step - 1, **record})
+    checkpoint.save_encoder(
+        setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
+    )
+    found = monitor.verdict(metrics.history, setup.plan)
+    if found.word == "collapsing":
+        say(found.sentence)
+        if setup.config.run.on_collapse == "stop":
+            raise Diverged(f"at step {state.step - 1} {found.sentence}")

@@ -1,0 +1,140 @@
+"""The small files of a run directory: run.json, metrics.jsonl, and the lock that lets one process write there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from byol.errors import DiskError, OutputBusy
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is whole or not there: written beside, synced, renamed, and the directory synced too."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        with _ignoring_errors():
+            temporary.unlink(missing_ok=True)
+        raise disk_error(path, error, len(content)) from None
+
+
+def disk_error(path: Path, error: OSError, needed: int) -> DiskError:
+    """One sentence with the path, the reason and, when space is short, how much is needed and free."""
+    space = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with _ignoring_errors():
+            free = shutil.disk_usage(path.parent).free
+            space = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
+    return DiskError(f"Cannot write {path}: {error.strerror}{space}.")
+
+
+@contextmanager
+def _ignoring_errors() -> Iterator[None]:
+    """For the clean-up after a failure that is itself being reported."""
+    try:
+        yield
+    except OSError:
+        pass
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DiskError(f"Cannot read {path}: {error.strerror}.") from None
+    except ValueError:
+        raise DiskError(f"{path} is not valid JSON; it was damaged or is not ours.") from None
+
+
+class Metrics:
+    """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Opens for appending after dropping what was logged at or after `step`, which will be done again."""
+        self.path = path
+        kept = [record for record in read_metrics(path) if record["step"] < step]
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self.history = kept
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.history.append(record)
+        line = json.dumps(record) + "\n"
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as error:
+            raise disk_error(self.path, error, len(line)) from None
+
+    def close(self) -> None:
+        with _ignoring_errors():
+            self.file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a last line cut short by a kill is left out."""
+    records = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DiskError(f"Cannot read {path}: {error.strerror}.") from None
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Holds the run directory: a second process is refused by name; the lock dies with its holder."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with _ignoring_errors():
+            holder = f" (process {(out / '.holder').read_text().strip()})"
+        raise OutputBusy(f"{out} is being written by another process{holder}. Choose another --out.") from None
+    except OSError as error:
+        raise DiskError(f"Cannot write to {out}: {error.strerror}.") from None
+    try:
+        write_atomically(out / ".holder", f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        lock.release()
+
+
+def require_space(out: Path, needed: int) -> None:
+    """Says before a long run, not after it, that the disk is too full."""
+    free = shutil.disk_usage(out).free
+    if free < needed:
+        raise DiskError(
+            f"Not enough space in {out}: a run keeps checkpoints of {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
+        )

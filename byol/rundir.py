@@ -1,0 +1,220 @@
+"""A run directory from request to training: refuse, resume or begin; the plan is made, shown and stored here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from byol import data, machine, monitor, presets, records
+from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
+from byol.data import loader
+from byol.data.loader import Bad, BadList, Images
+from byol.data.source import Source
+from byol.errors import OutputBusy
+from byol.machine import Machine
+from byol.networks import check_encoder
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, before anything is looked at."""
+
+    data: str
+    out: Path
+    preset: str
+    overrides: dict[str, Any]  # of file and flags together
+    config_file: str
+
+    @classmethod
+    def make(cls, data: str | Path, out: str | Path | None, preset: str, overrides: Mapping[str, Any],
+             config_file: str | Path | None) -> Request:
+        """Checks names, types and ranges; the run directory follows from data and preset unless it is given."""
+        in_file = read_yaml(Path(config_file)) if config_file else {}
+        config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
+        check_encoder(config.network.encoder)
+        name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
+        place = Path(out) if out else Path("runs") / f"{name}-{preset}"
+        return cls(str(data), place, preset, {**in_file, **overrides}, str(config_file or ""))
+
+    def asked(self) -> dict[str, Any]:
+        return {"data": self.data, "preset": self.preset, "overrides": self.overrides}
+
+
+@dataclass
+class Setup:
+    """All that a run needs, opened and checked."""
+
+    request: Request
+    out: Path
+    config: Config
+    plan: Plan
+    machine: Machine
+    images: Images
+    reasons: list[str]
+    record_of_run: dict[str, Any]
+    bad: BadList
+    classes: int
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    def record(self, k: int, step: Any, lr: float, tau: float) -> dict[str, Any]:
+        """A line of metrics.jsonl."""
+        values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), "lr": lr, "tau": tau}
+        return values | {name: value for name, value in step._asdict().items() if value is not None}
+
+    def write(self, status: str) -> None:
+        self.record_of_run["status"] = status
+        records.write_json(self.out / "run.json", self.record_of_run)
+
+    def finish(self, status: str, verdict: monitor.Verdict | None = None) -> None:
+        session = {"ended": now(), "seconds": round(time.monotonic() - self.started, 1), "status": status}
+        self.record_of_run.setdefault("sessions", []).append(session)
+        if verdict:
+            self.record_of_run["verdict"] = verdict._asdict()
+        self.write(status)
+
+
+@contextmanager
+def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
+    """The run directory, held: begun anew, or continued when it holds the same run."""
+    if not overwrite:
+        _refuse_foreign(request.out)
+    with records.only_writer(request.out):
+        if overwrite:
+            _clear(request.out)
+        stored = records.read_json(request.out / "run.json") if (request.out / "run.json").exists() else None
+        source = data.open_source(request.data, _first_config(request, stored).data)
+        config, reasons, place = _choose(request, source, stored)
+        machine.use_threads(place.threads)
+        images = loader.prepare(source, config)
+        plan = resolve(config, len(images.train), len(images.held_out))
+        if stored:
+            _refuse_changed(request.out, stored, config, images)
+        record = stored or _new_record(request, config, reasons, place, images)
+        record["config"] = flatten(config)
+        report = lambda bad: _write_skipped(request.out, bad)
+        bad = BadList(images.bad, len(source), config, report)
+        labelled = config.optim.probe and images.source.labels is not None
+        classes = len(images.source.classes) if labelled else 0
+        yield Setup(request, request.out, config, plan, place, images, reasons, record, bad, classes)
+
+
+def _first_config(request: Request, stored: Mapping[str, Any] | None) -> Config:
+    """Enough to open the images, before `auto` has seen them."""
+    if stored and stored["request"] == request.asked():
+        return apply(Config(), stored["config"], "run.json")
+    return presets.compose(request.preset, request.overrides, {})[0]
+
+
+def _choose(request: Request, source: Source, stored: Mapping[str, Any] | None) -> tuple[Config, list[str], Machine]:
+    """The stored choices when the same is asked again, so that `auto` cannot change its mind in between."""
+    if stored and stored["request"] == request.asked():
+        return apply(Config(), stored["config"], "run.json"), stored["reasons"], Machine(**stored["machine"])
+    facts = _facts(source, request) if request.preset == "auto" else None
+    config, reasons = presets.compose(request.preset, request.overrides, {}, "", facts)
+    if stored:
+        return config, reasons, Machine(**stored["machine"])
+    return config, reasons, machine.choose(config)
+
+
+def _facts(source: Source, request: Request) -> presets.Facts:
+    sizes = loader.sample_sizes(source)
+    place = machine.choose(presets.compose(request.preset, request.overrides, {})[0])
+    return presets.Facts(
+        images=len(source),
+        side=int(np.median([min(size) for size in sizes])) if sizes else 32,
+        cores=place.threads,
+        memory=machine.memory(place),
+        accelerator=place.device.type != "cpu",
+    )
+
+
+def _refuse_foreign(out: Path) -> None:
+    try:
+        foreign = out.exists() and not (out.is_dir() and ((out / "run.json").exists() or not _visible(out)))
+    except OSError:
+        foreign = False
+    if foreign:
+        raise OutputBusy(f"{out} exists and is not a run of byol. Choose another --out.")
+
+
+def _visible(out: Path) -> list[Path]:
+    return [p for p in out.iterdir() if not p.name.startswith(".")]
+
+
+def _clear(out: Path) -> None:
+    """Only what a run writes: --overwrite never deletes a stranger's file."""
+    for name in ("run.json", "metrics.jsonl", "skipped.txt", "encoder.safetensors"):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+
+
+def _refuse_changed(out: Path, stored: Mapping[str, Any], config: Config, images: Images) -> None:
+    """A run goes on only as itself; fields marked `on_resume` may change."""
+    free = {name for name, _, metadata in declared() if metadata["on_resume"]}
+    before = flatten(apply(Config(), stored["config"], str(out / "run.json")))
+    after = flatten(config)
+    changes = [f"{n}: {before[n]} → {after[n]}" for n in after if n not in free and before[n] != after[n]]
+    if stored["data"]["fingerprint"] != images.fingerprint:
+        changes.append(f"the images: {stored['data']['images']} in {stored['data']['name']} → other files or labels")
+    if changes:
+        raise OutputBusy(
+            f"{out} holds another run ({'; '.join(changes[:8])}{'; …' if len(changes) > 8 else ''}). "
+            "Choose another --out, or --overwrite to start again."
+        )
+
+
+def _new_record(request: Request, config: Config, reasons: list[str], place: Machine, images: Images) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "request": request.asked(),
+        "created": now(),
+        "config": flatten(config),
+        "reasons": reasons,
+        "machine": asdict(place),
+        "versions": machine.versions(),
+        "commit": commit(),
+        "data": {
+            "name": images.source.name,
+            "images": len(images.source),
+            "bad": len(images.bad),
+            "classes": len(images.source.classes),
+            "in_memory": images.pixels is not None,
+            "fingerprint": images.fingerprint,
+        },
+    }
+
+
+def _write_skipped(out: Path, bad: list[Bad]) -> None:
+    lines = [f"{b.name}\t{b.reason}".replace("\n", "\\n") + "\n" for b in bad]
+    records.write_atomically(out / "skipped.txt", "".join(lines).encode("utf-8", "surrogateescape"))
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str:
+    """The commit of the code when it runs from a checkout, else nothing."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -1,0 +1,18 @@
+"""The learning rate and the target decay as pure functions of the step: nothing to save, nothing to lose."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
+    """Linear from 0 to `peak` over the warm-up, then half a cosine down to 0; `step` counts from 0."""
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def target_decay(step: int, *, base: float, total_steps: int) -> float:
+    """tau: from `base` to 1 along half a cosine over all steps, without regard to the warm-up."""
+    return 1.0 - (1.0 - base) * 0.5 * (1.0 + math.cos(math.pi * step / total_steps))
