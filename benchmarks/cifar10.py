@@ -32,8 +32,12 @@ def scores(encoder: torch.nn.Module, folder: str, config: Any) -> dict[str, Any]
     classes = len(train.classes)
     linear = probe.linear_probe(train.values, train.labels, test.values, test.labels, classes=classes)
     found = knn.classify(
-        torch.from_numpy(train.values), torch.from_numpy(train.labels), torch.from_numpy(test.values),
-        classes=classes, k=200, temperature=0.1,
+        torch.from_numpy(train.values),
+        torch.from_numpy(train.labels),
+        torch.from_numpy(test.values),
+        classes=classes,
+        k=200,
+        temperature=0.1,
     )
     return {
         "linear": linear.accuracy,

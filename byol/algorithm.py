@@ -34,7 +34,9 @@ class Pass(NamedTuple):
     labels: Tensor | None
 
 
-def update(method: Method, optimizer: Optimizer, passes: Iterable[Pass], *, lr: float, tau: float, machine: Machine) -> Step:
+def update(
+    method: Method, optimizer: Optimizer, passes: Iterable[Pass], *, lr: float, tau: float, machine: Machine
+) -> Step:
     """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target."""
     optimizer.zero_grad(set_to_none=True)
     losses, probes, correct = [], [], []

@@ -104,8 +104,10 @@ def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str
     network = {name: getattr(config.network, name) for name in ENCODER_FIELDS}
     views = {"mean": config.views.mean, "std": config.views.std, "resolution": config.data.resolution}
     header = {"format": "pt", "byol": json.dumps({"network": network, **views, **extra})}
-    tensors = {name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
-               for name, value in encoder.state_dict().items()}
+    tensors = {
+        name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
+        for name, value in encoder.state_dict().items()
+    }
     write_atomically(path, save_tensors(tensors, header))
 
 

@@ -15,7 +15,9 @@ from byol import interrupt
 from byol.config import Config, declared, flatten, optional
 from byol.errors import ByolError, Interrupted, nearest
 
-app = App(name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__)
+app = App(
+    name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
+)
 
 
 def _flags(kind: type) -> Any:
@@ -93,7 +95,9 @@ def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any
 
 
 @app.command
-def embed(run: Path, data: str, *, out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"), split: str = "train") -> None:
+def embed(
+    run: Path, data: str, *, out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"), split: str = "train"
+) -> None:
     """Write the representations of images as a .npz file with features, names and labels.
 
     Parameters

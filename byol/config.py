@@ -34,7 +34,9 @@ class Data:
     )
     workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, on_resume=True)
     prefetch: int = option(2, "batches each worker prepares ahead", low=1, on_resume=True)
-    max_bad: float = option(0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1)
+    max_bad: float = option(
+        0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1
+    )
     max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
     root: str = option("datasets", "where torchvision data sets are looked for and downloaded to")
 
@@ -71,8 +73,12 @@ class Views:
         "byol", "colour maths: byol is the reference code's (additive brightness, HSV), torchvision blends"
     )
     antialias: bool = option(False, "low-pass before shrinking; the reference code does not")
-    border: Literal["zero", "reflect"] = option("zero", "what the blur sees outside the image; the reference code: zero")
-    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)")
+    border: Literal["zero", "reflect"] = option(
+        "zero", "what the blur sees outside the image; the reference code: zero"
+    )
+    mean: tuple[float, float, float] = option(
+        (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)"
+    )
     std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "colour deviation the views are divided by")
 
 
@@ -262,7 +268,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(f"{place}: not valid YAML: {getattr(error, 'problem', None) or 'too deeply nested'}.") from None
+        raise UsageError(
+            f"{place}: not valid YAML: {getattr(error, 'problem', None) or 'too deeply nested'}."
+        ) from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -46,11 +46,17 @@ def demo(out: Path) -> None:
     results = {name: _score(encoder, train, test, config) for name, encoder in encoders.items()}
     _pictures(run, encoders, test, {name: r["linear"] for name, r in results.items()})
     seconds = round(time.monotonic() - began, 1)
-    write_json(out / "demo.json", {"results": results, "seconds": seconds, "commit": commit(), "verdict": run.verdict.sentence})
-    print(f"\n{'encoder':<12}{'linear probe':>14}{'kNN':>8}   (test accuracy on {len(test)} scenes of {len(test.classes)} kinds)")
+    write_json(
+        out / "demo.json", {"results": results, "seconds": seconds, "commit": commit(), "verdict": run.verdict.sentence}
+    )
+    print(
+        f"\n{'encoder':<12}{'linear probe':>14}{'kNN':>8}   (test accuracy on {len(test)} scenes of {len(test.classes)} kinds)"
+    )
     for name, scores in results.items():
         print(f"{name:<12}{scores['linear']:>13.1%}{scores['knn']:>9.1%}")
-    print(f"\n{run.verdict.sentence}\nPictures in {out}: curves.png, views.png, neighbours.png. {seconds:.0f} s in all.")
+    print(
+        f"\n{run.verdict.sentence}\nPictures in {out}: curves.png, views.png, neighbours.png. {seconds:.0f} s in all."
+    )
 
 
 def _supervised(train: Source, config: Config) -> nn.Module:
@@ -93,8 +99,6 @@ def view_rows(images: list[Tensor], config: Config, pairs: int = 4) -> list[list
     for step in range(pairs):
         for draw in views.draw(config.run.seed, step, len(images), config.views):
             for place, image in enumerate(images):
-                one = views.slice_draw(draw, place, place + 1)
-                box = views.boxes(one, image.shape[1], image.shape[2], config.views)
-                crop = views.crop_resize_one(image, views.Box(*box), config.data.resolution)
-                rows[place].append(views.augment(crop[None], one, config.views)[0])
+                crop = views.crop_one(image, draw, place, config.views, config.data.resolution)
+                rows[place].append(views.augment(crop[None], views.slice_draw(draw, place, place + 1), config.views)[0])
     return rows

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from byol import views
 from byol.config import Config, Plan
+from byol.crops import center_crop
 from byol.data.loader import Images
 from byol.evals import knn
 from byol.machine import Machine
@@ -73,10 +74,7 @@ class Monitor:
         drawn = views.draw(self.config.run.seed, -1, len(images), config)
         result = []
         for draw in drawn:
-            crops = []
-            for place, image in enumerate(images):
-                box = views.boxes(views.slice_draw(draw, place, place + 1), image.shape[1], image.shape[2], config)
-                crops.append(views.crop_resize_one(image, views.Box(*box), size, config.antialias))
+            crops = [views.crop_one(image, draw, place, config, size) for place, image in enumerate(images)]
             seen = views.augment(torch.stack(crops), draw, config)
             result.append((seen * 255).round().to(torch.uint8))
         return result[0], result[1]
@@ -87,7 +85,7 @@ class Monitor:
         crops, kept = [], []
         for index in indices:
             for image in images.read(np.array([index])):
-                crops.append((views.center_crop(image, size) * 255).round().to(torch.uint8))
+                crops.append((center_crop(image, size) * 255).round().to(torch.uint8))
                 kept.append(images.source.labels[index])  # type: ignore[index]
         return torch.stack(crops), torch.tensor(np.array(kept))
 
@@ -138,7 +136,9 @@ def verdict(history: Sequence[Mapping[str, Any]], plan: Plan) -> Verdict:
     if len(looks) == 1:
         return Verdict("too early", f"Too early to tell: {figures}.")
     if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
-        return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {_cause(plan, history)}")
+        return Verdict(
+            "collapsing", f"Collapsing: all images are becoming the same: {figures}. {_cause(plan, history)}"
+        )
     best_before = max(record["retrieval"] for record in looks[: max(1, math.ceil(len(looks) * 0.6))])
     if len(looks) >= 5 and last["retrieval"] < max(1.2 * first["retrieval"], 3 / last["images"]):
         return Verdict("stalled", f"Stalled: views are not told apart better than at the start: {figures}.")

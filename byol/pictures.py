@@ -29,7 +29,9 @@ def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = 
         for x, image in enumerate(row):
             pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
             tile = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-            scaled = tile.resize((CELL, CELL), Image.Resampling.NEAREST if max(tile.size) <= CELL else Image.Resampling.BICUBIC)
+            scaled = tile.resize(
+                (CELL, CELL), Image.Resampling.NEAREST if max(tile.size) <= CELL else Image.Resampling.BICUBIC
+            )
             canvas.paste(scaled, (GAP + x * (CELL + GAP), top + GAP + y * (CELL + GAP)))
     for x, title in enumerate(titles):
         ImageDraw.Draw(canvas).text((GAP + x * (CELL + GAP), 1), title, fill="black")

@@ -98,27 +98,42 @@ def auto(facts: Facts) -> tuple[Config, list[str]]:
     reasons = []
     sides = [32, 64, 96, 128, 224] if facts.accelerator else [32, 64, 96, 128]
     resolution = max([side for side in sides if side <= facts.side * 1.1], default=32)
-    reasons.append(f"resolution {resolution}: the images' short side is typically {facts.side} px"
-                   + ("" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable"))
+    reasons.append(
+        f"resolution {resolution}: the images' short side is typically {facts.side} px"
+        + ("" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable")
+    )
     small = resolution <= 64
     reasons.append(f"small_images {small}: {'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px")
     encoder, width = _auto_encoder(facts, resolution)
-    reasons.append(f"encoder {encoder} at width {width:g}: {'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}"
-                   f", {facts.images} images")
+    reasons.append(
+        f"encoder {encoder} at width {width:g}: {'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}"
+        f", {facts.images} images"
+    )
     batch = _auto_batch(facts, resolution)
     reasons.append(f"batch {batch}: at most 256 in {facts.memory:.0f} GB, and several steps an epoch")
     seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
     epochs = float(min(1000, max(10, round(seen / facts.images))))
     steps = epochs * facts.images / batch
-    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, {'hours on a GPU' if facts.accelerator else 'under an hour or two on CPU'}")
+    reasons.append(
+        f"epochs {epochs:g}: about {steps:,.0f} steps, {'hours on a GPU' if facts.accelerator else 'under an hour or two on CPU'}"
+    )
     tau = min(0.996, max(0.97, 1 - 100 / steps))
     reasons.append(f"tau {tau:.3g}: the target's memory is about a hundredth of the run")
     hidden = 4096 if facts.accelerator else 1024
     config = Config(
         data=Data(resolution=resolution),
         views=small_views() if resolution <= 40 else Views(),
-        network=Network(encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden),
-        optim=Optim(epochs=epochs, warmup_epochs=max(epochs / 20, 0.5), lr=2.0, weight_decay=1e-6, tau=round(tau, 4), batch=batch),
+        network=Network(
+            encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden
+        ),
+        optim=Optim(
+            epochs=epochs,
+            warmup_epochs=max(epochs / 20, 0.5),
+            lr=2.0,
+            weight_decay=1e-6,
+            tau=round(tau, 4),
+            batch=batch,
+        ),
     )
     return config, reasons
 
@@ -136,8 +151,13 @@ def _auto_batch(facts: Facts, resolution: int) -> int:
     return int(2 ** math.floor(math.log2(most)))
 
 
-def compose(preset: str, overrides: Mapping[str, Any], file_values: Mapping[str, Any], file: str = "",
-            facts: Facts | None = None) -> tuple[Config, list[str]]:
+def compose(
+    preset: str,
+    overrides: Mapping[str, Any],
+    file_values: Mapping[str, Any],
+    file: str = "",
+    facts: Facts | None = None,
+) -> tuple[Config, list[str]]:
     """Preset, then file, then flags; `auto` without facts is checked but not chosen yet."""
     if preset != "auto" and preset not in PRESETS:
         raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from byol import data, machine, monitor, presets, records
 from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
 from byol.data import loader
@@ -34,8 +35,14 @@ class Request:
     config_file: str
 
     @classmethod
-    def make(cls, data: str | Path, out: str | Path | None, preset: str, overrides: Mapping[str, Any],
-             config_file: str | Path | None) -> Request:
+    def make(
+        cls,
+        data: str | Path,
+        out: str | Path | None,
+        preset: str,
+        overrides: Mapping[str, Any],
+        config_file: str | Path | None,
+    ) -> Request:
         """Checks names, types and ranges; the run directory follows from data and preset unless it is given."""
         in_file = read_yaml(Path(config_file)) if config_file else {}
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))

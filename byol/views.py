@@ -1,12 +1,11 @@
 """The two augmented views of a batch: `draw` makes every random choice of a step from (seed, step), the rest of the
-module applies those choices as pure functions of the pixels: crop and resize, colour, blur, solarize, normalize.
+module applies those choices as pure functions of the pixels: crop (see `crops`), colour, blur, solarize, normalize.
 
 The reference code's arithmetic is the default (paper, appendix B); torchvision's is a choice of the config.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -16,13 +15,11 @@ import torch
 from torch import Tensor
 
 from byol.config import View, Views
+from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
-
-# One parameter an image: a tensor (B,), or one number for all.
-PerImage = Tensor | float
 
 
 class ViewDraw(NamedTuple):
@@ -44,15 +41,6 @@ class ViewDraw(NamedTuple):
     blur: Tensor
     sigma: Tensor  # float32 (B,), pixels
     solarize: Tensor
-
-
-class Box(NamedTuple):
-    """Crops in whole pixels, int64."""
-
-    top: Tensor
-    left: Tensor
-    height: Tensor
-    width: Tensor
 
 
 def draw(seed: int, step: int, batch: int, config: Views) -> tuple[ViewDraw, ViewDraw]:
@@ -107,55 +95,6 @@ def draw_to(draw: ViewDraw, device: torch.device | str) -> ViewDraw:
     return ViewDraw(*(field if field.dtype == torch.float64 else field.to(device) for field in draw))
 
 
-def crop_box(area: PerImage, log_ratio: PerImage, x: PerImage, y: PerImage, height: PerImage, width: PerImage) -> Box:
-    """The reference code's crop: area as a fraction, clipped to the image and never rejected; all broadcast."""
-    fraction, log_ratio, x, y, whole_height, whole_width = _broadcast(area, log_ratio, x, y, height, width)
-    crop_height, crop_width = _sides(fraction * whole_height * whole_width, log_ratio)
-    crop_height, crop_width = crop_height.minimum(whole_height), crop_width.minimum(whole_width)
-    return _place(crop_height.clamp_min(1), crop_width.clamp_min(1), x, y, whole_height, whole_width)
-
-
-def crop_box_torchvision(
-    area: Tensor,
-    log_ratio: Tensor,
-    x: PerImage,
-    y: PerImage,
-    height: PerImage,
-    width: PerImage,
-    ratio_range: Tensor | tuple[float, float] = (3 / 4, 4 / 3),
-) -> Box:
-    """torchvision's RandomResizedCrop: the first of the attempts (B, n) that fits, else the largest central crop."""
-    x, y, high, wide, _ = _broadcast(x, y, height, width, area[..., 0])
-    heights, widths = _sides(area * (high * wide)[..., None], log_ratio)
-    fits = (heights >= 1) & (heights <= high[..., None]) & (widths >= 1) & (widths <= wide[..., None])
-    first = fits.int().argmax(-1, keepdim=True)
-    box = _place(heights.gather(-1, first)[..., 0], widths.gather(-1, first)[..., 0], x, y, high, wide)
-
-    low, up = torch.as_tensor(ratio_range, dtype=torch.float64).unbind(-1)
-    central_height, central_width = high.minimum((wide / low).round()), wide.minimum((high * up).round())
-    top, left = ((high - central_height) / 2).floor(), ((wide - central_width) / 2).floor()
-    central = (top.long(), left.long(), central_height.long(), central_width.long())
-    return Box(*(torch.where(fits.any(-1), *pair) for pair in zip(box, central, strict=True)))
-
-
-def _broadcast(*values: PerImage) -> tuple[Tensor, ...]:
-    doubles = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-    return tuple(torch.broadcast_tensors(*doubles))  # type: ignore[no-untyped-call]
-
-
-def _sides(area: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width of a crop of so many pixels; torch rounds half to even, as both samplers do."""
-    ratio = log_ratio.exp()
-    return (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-
-
-def _place(crop_height: Tensor, crop_width: Tensor, x: Tensor, y: Tensor, height: Tensor, width: Tensor) -> Box:
-    """Every whole-pixel position is equally likely."""
-    top = (y * (height - crop_height + 1)).floor().minimum(height - crop_height)
-    left = (x * (width - crop_width + 1)).floor().minimum(width - crop_width)
-    return Box(top.long(), left.long(), crop_height.long(), crop_width.long())
-
-
 def boxes(draw: ViewDraw, height: PerImage, width: PerImage, config: Views) -> Box:
     """The drawn crops of images of one size, or of sizes (B,)."""
     if config.crop == "byol":
@@ -163,115 +102,10 @@ def boxes(draw: ViewDraw, height: PerImage, width: PerImage, config: Views) -> B
     return crop_box_torchvision(draw.area, draw.log_ratio, draw.x, draw.y, height, width, draw.ratio_range)
 
 
-class _Taps(NamedTuple):
-    """Which source pixels make an output pixel: positions and weights, (taps, B or 1, outputs)."""
-
-    position: Tensor
-    weight: Tensor
-
-
-def _taps(length: Tensor, outputs: int, antialias: bool, resized: float | None = None, skip: int = 0) -> _Taps:
-    """Bicubic taps to bring `length` (B, 1) pixels to `resized` ones, of which `outputs` are wanted from `skip` on.
-
-    Keys' kernel with a = -0.5 and half-pixel centres; taps outside the source are dropped and the rest renormalised,
-    as TensorFlow 2 does. Float64, because float32 positions are off by 1e-5 of a pixel in large images.
-    """
-    scale = length.double() / (resized or outputs)
-    stretch = scale.clamp_min(1) if antialias else torch.ones_like(scale)
-    centre = (torch.arange(outputs, dtype=torch.float64) + 0.5 + skip) * scale - 0.5
-    first = (centre - 2 * stretch).floor() + 1
-    count = math.ceil(4 * stretch.max().item())
-    position = first + torch.arange(count, dtype=torch.float64)[:, None, None]
-    d = (position - centre).abs_().div_(stretch)
-    near = (1.5 * d - 2.5) * d * d + 1
-    far = ((2.5 - 0.5 * d) * d - 4) * d + 2
-    inside = (position >= 0) & (position < length)
-    weight = torch.where(d < 1, near, far) * ((d < 2) & inside)
-    # A sum in a fixed order, so that the result is the same bits for any number of threads.
-    weight /= functools.reduce(torch.add, weight.unbind())
-    return _Taps(position.long().clamp_min_(0).minimum(length - 1), weight.float())
-
-
-def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
-    """Taps that count from `start` (B, 1), as matrices (B, outputs, length)."""
-    index = (taps.position + start).movedim(0, -1)
-    # Dropped taps were moved onto a pixel inside and add 0 there.
-    return torch.zeros(*index.shape[:-1], length).scatter_add_(-1, index, taps.weight.movedim(0, -1))
-
-
-def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, for every channel."""
-    batch, channels, height, width = images.shape
-    columns = columns.expand(batch, -1, -1).transpose(1, 2)
-    wide = torch.bmm(images.reshape(batch, channels * height, width), columns)
-    return torch.matmul(rows.unsqueeze(1), wide.view(batch, channels, height, -1))
-
-
-def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    floats = images.float().div_(255) if images.dtype == torch.uint8 else images
-    rows, columns = (matrix.to(floats.device, floats.dtype) for matrix in (rows, columns))
-    return _separable(floats, rows, columns).clamp_(0, 1)
-
-
-def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) -> Tensor:
-    """Boxes (B,) of images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, size, size) in [0, 1].
-
-    The crop comes first, so what lies outside it counts as outside the image.
-    """
-    top, left, height, width = (side.cpu()[:, None] for side in box)
-    rows = _matrix(_taps(height, size, antialias), top, images.shape[2])
-    return _resample(images, rows, _matrix(_taps(width, size, antialias), left, images.shape[3]))
-
-
-def crop_resize_one(image: Tensor, box: Box | tuple[int, int, int, int], size: int, antialias: bool = False) -> Tensor:
-    """One box of one uint8 image (3, H, W) of any size, as float32 (3, size, size); the same bits for any threads."""
-    top, left, height, width = (int(side) for side in box)
-    rows, columns = (_taps(torch.tensor([[side]]), size, antialias) for side in (height, width))
-    return _gather(image[:, top : top + height, left : left + width], rows, columns)
-
-
-def _gather(image: Tensor, rows: _Taps, columns: _Taps) -> Tensor:
-    """Weighted sums of whole rows, twice: only elementwise work, in a fixed order."""
-    for taps in (rows, columns):
-        # Rows (dim 1) are contiguous and copied as blocks, hence the transposition between the two passes.
-        parts = (image.index_select(1, i[0]).float().mul_(w.view(-1, 1)) for i, w in zip(*taps, strict=True))
-        image = functools.reduce(Tensor.add_, parts).transpose(1, 2).contiguous()
-    return image.div_(255).clamp_(0, 1)
-
-
-def resize(images: Tensor, height: int, width: int, antialias: bool = False) -> Tensor:
-    """Whole images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, height, width) in [0, 1]."""
-    sides = zip(images.shape[2:], (height, width), strict=True)
-    rows, columns = (_matrix(_taps(torch.tensor([[old]]), new, antialias), 0, old) for old, new in sides)
-    return _resample(images, rows, columns)
-
-
-def center_crop(image: Tensor, size: int, antialias: bool = False) -> Tensor:
-    """The paper's evaluation view (appendix C) of one uint8 image (3, H, W): float32 (3, size, size) in [0, 1].
-
-    Short side to 256/224 of the size, central square of it, in one pass. An image of that very size is kept whole.
-    """
-    if image.shape[-2:] == (size, size):
-        return image.float().div_(255)
-    return _gather(image, *_center_taps(image, size, antialias))
-
-
-def center_crops(images: Tensor, size: int, antialias: bool = False) -> Tensor:
-    """`center_crop` of uint8 images (B, 3, H, W) of one size."""
-    if images.shape[-2:] == (size, size):
-        return images.float().div_(255)
-    taps = zip(_center_taps(images, size, antialias), images.shape[2:], strict=True)
-    return _resample(images, *(_matrix(side, 0, length) for side, length in taps))
-
-
-def _center_taps(image: Tensor, size: int, antialias: bool) -> list[_Taps]:
-    """For rows and columns."""
-    sides = image.shape[-2:]
-    resized = [round(side * round(size * 256 / 224) / min(sides)) for side in sides]
-    return [
-        _taps(torch.tensor([[side]]), size, antialias, resized=whole, skip=(whole - size) // 2)
-        for side, whole in zip(sides, resized, strict=True)
-    ]
+def crop_one(image: Tensor, draw: ViewDraw, place: int, config: Views, size: int) -> Tensor:
+    """The crop that image `place` of a drawn batch gets, for one uint8 image (3, H, W) of any size."""
+    box = boxes(slice_draw(draw, place, place + 1), image.shape[1], image.shape[2], config)
+    return crop_resize_one(image, box, size, config.antialias)
 
 
 def _per_image(value: PerImage, images: Tensor) -> Tensor:

@@ -26,14 +26,16 @@ def torch_name(module: str, leaf: str) -> str:
     leaf = {"w": "weight", "b": "bias", "scale": "weight", "offset": "bias"}[leaf]
     head = re.fullmatch(r"(projector|predictor)/(linear_1|linear|batch_norm)", module)
     if head:
-        return f"{head[1]}.{ {'linear': 0, 'batch_norm': 1, 'linear_1': 3}[head[2]]}.{leaf}"
+        return f"{head[1]}.{ {'linear': 0, 'batch_norm': 1, 'linear_1': 3}[head[2]] }.{leaf}"
     if module == "classifier":
         return f"classifier.{leaf}"
     path = module.split("/~/", 1)[1]
     path = path.replace("initial_conv", "conv1").replace("initial_batchnorm", "bn1")
     path = re.sub(r"block_group_(\d)/~/block_(\d+)/~/", lambda m: f"layer{int(m[1]) + 1}.{m[2]}.", path)
     path = path.replace("shortcut_conv", "downsample.0").replace("shortcut_batchnorm", "downsample.1")
-    path = re.sub(r"(conv|batchnorm)_(\d)", lambda m: f"{ {'conv': 'conv', 'batchnorm': 'bn'}[m[1]]}{int(m[2]) + 1}", path)
+    path = re.sub(
+        r"(conv|batchnorm)_(\d)", lambda m: f"{ {'conv': 'conv', 'batchnorm': 'bn'}[m[1]] }{int(m[2]) + 1}", path
+    )
     return f"encoder.{path}.{leaf}"
 
 
@@ -56,9 +58,7 @@ def tree(trace: np.lib.npyio.NpzFile, part: str) -> dict[str, torch.Tensor]:
 
 def build(meta: dict, trace: np.lib.npyio.NpzFile) -> method.Method:
     def branch() -> method.Branch:
-        encoder = networks.ResNet(
-            networks.Bottleneck, meta["blocks"], meta["channels"], meta["stem"], padding="same"
-        )
+        encoder = networks.ResNet(networks.Bottleneck, meta["blocks"], meta["channels"], meta["stem"], padding="same")
         return method.Branch(encoder, networks.mlp(meta["channels"][-1], meta["mlp_hidden"], meta["proj_out"]))
 
     predictor = networks.mlp(meta["proj_out"], meta["mlp_hidden"], meta["proj_out"])

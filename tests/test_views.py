@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from byol import views
+from byol import crops, views
 from byol.config import View, Views
 
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "parity" / "augment_ops.npz"
@@ -90,15 +90,15 @@ def test_colour_equals_the_reference_code(
 @pytest.mark.parametrize("size", [32, 48, 96])
 def test_bicubic_equals_tensorflow(size: int, recorded: dict[str, Tensor]) -> None:
     """Breaks with torch's a = -0.75, with antialiasing or with repeated border pixels."""
-    close(views.resize(recorded["input_u8"], size, size), recorded[f"tfbicubic_{size}x{size}"], 2e-3)
+    close(crops.resize(recorded["input_u8"], size, size), recorded[f"tfbicubic_{size}x{size}"], 2e-3)
 
 
 def test_crop_then_resize_equals_tensorflow(recorded: dict[str, Tensor]) -> None:
     """Breaks when taps reach outside the crop, which TensorFlow has cut off before it resizes."""
     expected = recorded["tfbicubic_crop_3_5_40_29_to_32"]
     box = (3, 5, 40, 29)
-    close(views.crop_resize(recorded["input_u8"], views.Box(*torch.tensor(box)[:, None]), 32), expected, 2e-3)
-    close(views.crop_resize_one(recorded["input_u8"][0], box, 32)[None], expected, 2e-3)
+    close(crops.crop_resize(recorded["input_u8"], views.Box(*torch.tensor(box)[:, None]), 32), expected, 2e-3)
+    close(crops.crop_resize_one(recorded["input_u8"][0], box, 32)[None], expected, 2e-3)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +210,17 @@ def test_bicubic_by_hand() -> None:
     delta = torch.full((1, 3, 1, 8), 0.5)
     delta[..., 4] = 1.0
     expected = [-0.02344, -0.07031, 0.22656, 0.86719, 0.86719, 0.22656, -0.07031, -0.02344]
-    close((views.resize(delta, 1, 16)[0, 0, 0, 5:13] - 0.5) * 2, torch.tensor(expected), 6e-6)
+    close((crops.resize(delta, 1, 16)[0, 0, 0, 5:13] - 0.5) * 2, torch.tensor(expected), 6e-6)
     ramp = (torch.arange(4.0).view(1, 1, 4, 1) / 8 + 0.25).expand(1, 3, 4, 2)
     expected = [-0.08824, 0.16788, 0.70992, 1.25, 1.75, 2.29008, 2.83212, 3.08824]
-    close((views.resize(ramp, 8, 2)[0, 2, :, 1] - 0.25) * 8, torch.tensor(expected), 6e-6)
+    close((crops.resize(ramp, 8, 2)[0, 2, :, 1] - 0.25) * 8, torch.tensor(expected), 6e-6)
 
 
 def test_bicubic_is_clipped() -> None:
     """Breaks when the overshoot at an edge is left in: views live in [0, 1]."""
     edge = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     edge[..., 4:] = 255
-    large = views.resize(edge, 32, 32)
+    large = crops.resize(edge, 32, 32)
     assert large.min() == 0
     assert large.max() == 1
 
@@ -232,11 +232,11 @@ def test_batched_and_single_crops_agree(antialias: bool) -> None:
     draw, _ = views.draw(3, 0, 40, Views())
     box = views.boxes(draw, 37, 50, Views())
     single = [
-        views.crop_resize_one(image, views.Box(*sides), 24, antialias)
+        crops.crop_resize_one(image, views.Box(*sides), 24, antialias)
         for image, *sides in zip(images, *box, strict=True)
     ]
-    close(views.crop_resize(images, box, 24, antialias), torch.stack(single), 2e-6)
-    close(views.crop_resize(images.double() / 255, box, 24, antialias), torch.stack(single), 2e-6)
+    close(crops.crop_resize(images, box, 24, antialias), torch.stack(single), 2e-6)
+    close(crops.crop_resize(images.double() / 255, box, 24, antialias), torch.stack(single), 2e-6)
 
 
 def test_antialias_equals_torch() -> None:
@@ -244,7 +244,7 @@ def test_antialias_equals_torch() -> None:
     image = random_bytes(3, 90, 120)
     crop = image[None, :, 10:80, 5:105].float() / 255
     expected = interpolate(crop, (32, 32), mode="bicubic", antialias=True).clamp(0, 1)[0]
-    close(views.crop_resize_one(image, (10, 5, 70, 100), 32, antialias=True), expected, 1e-5)
+    close(crops.crop_resize_one(image, (10, 5, 70, 100), 32, antialias=True), expected, 1e-5)
 
 
 def test_single_crop_is_the_same_for_any_number_of_threads() -> None:
@@ -253,25 +253,25 @@ def test_single_crop_is_the_same_for_any_number_of_threads() -> None:
     results = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        results.append([views.crop_resize_one(image, (7, 11, 301, 402), 224), views.center_crop(image, 224)])
+        results.append([crops.crop_resize_one(image, (7, 11, 301, 402), 224), crops.center_crop(image, 224)])
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_crop_of_one_pixel_is_flat() -> None:
     """Breaks when the renormalisation of a tiny crop divides by zero."""
     image = random_bytes(3, 5, 6)
-    close(views.crop_resize_one(image, (2, 3, 1, 1), 4), (image[:, 2:3, 3:4] / 255).expand(3, 4, 4), 1e-6)
+    close(crops.crop_resize_one(image, (2, 3, 1, 1), 4), (image[:, 2:3, 3:4] / 255).expand(3, 4, 4), 1e-6)
 
 
 def test_center_crop_of_the_paper() -> None:
     """Breaks with another short side than 256/224 of the size, an off-centre square, or the code's crop-then-resize."""
     images = random_bytes(2, 3, 96, 120)
-    resized = views.resize(images, 64, 80)  # 56 * 256 / 224 = 64
+    resized = crops.resize(images, 64, 80)  # 56 * 256 / 224 = 64
     expected = resized[..., 4:60, 12:68]
-    close(views.center_crops(images, 56), expected, 2e-6)
-    close(views.center_crop(images[1], 56), expected[1], 2e-6)
+    close(crops.center_crops(images, 56), expected, 2e-6)
+    close(crops.center_crop(images[1], 56), expected[1], 2e-6)
     close(
-        views.center_crops(random_bytes(1, 3, 256, 256), 224),
+        crops.center_crops(random_bytes(1, 3, 256, 256), 224),
         random_bytes(1, 3, 256, 256)[..., 16:240, 16:240] / 255,
         1e-6,
     )
@@ -280,8 +280,8 @@ def test_center_crop_of_the_paper() -> None:
 def test_small_images_are_evaluated_whole() -> None:
     """Breaks when a 32 px image is enlarged and cropped for an evaluation at 32 px."""
     images = random_bytes(2, 3, 32, 32)
-    assert torch.equal(views.center_crops(images, 32), images.float() / 255)
-    assert torch.equal(views.center_crop(images[0], 32), images[0].float() / 255)
+    assert torch.equal(crops.center_crops(images, 32), images.float() / 255)
+    assert torch.equal(crops.center_crop(images[0], 32), images[0].float() / 255)
 
 
 def mean_area(config: Views, height: int, width: int) -> float:
@@ -359,9 +359,9 @@ def test_torchvision_crop_has_torchvisions_statistics() -> None:
 def test_torchvision_fallback_is_central() -> None:
     """Breaks when an image too narrow for every attempt is not cropped at its centre to the nearest ratio."""
     area, log_ratio = torch.ones(1, 10, dtype=torch.float64), torch.zeros(1, 10, dtype=torch.float64)
-    wide = views.crop_box_torchvision(area, log_ratio, 0.1, 0.1, height=30, width=101)
+    wide = crops.crop_box_torchvision(area, log_ratio, 0.1, 0.1, height=30, width=101)
     assert [int(side) for side in wide] == [0, 30, 30, 40]
-    tall = views.crop_box_torchvision(area, log_ratio, 0.1, 0.1, height=101, width=30)
+    tall = crops.crop_box_torchvision(area, log_ratio, 0.1, 0.1, height=101, width=30)
     assert [int(side) for side in tall] == [30, 0, 40, 30]
 
 
@@ -505,7 +505,7 @@ def test_views_are_the_finished_crops() -> None:
     draws = views.draw(0, 3, 12, config)
     for draw, view in zip(draws, views.views(images, draws, config, 32), strict=True):
         box = views.boxes(draw, 40, 50, config)
-        crops = [views.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
+        crops = [crops.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
         close(view, views.finish(torch.stack(crops), draw, config), 5e-5)
         assert view.dtype == torch.float32
         assert view.is_contiguous()

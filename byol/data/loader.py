@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from byol import views
 from byol.config import Config, Plan
+from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
 from byol.errors import BadData
 from byol.progress import bar, say
@@ -150,7 +151,12 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
         return held, kept, None, bad
     pixels = torch.stack(images)
     images.clear()
-    return Source(source.name, len(kept), pixels.__getitem__, names.__getitem__, labels, source.classes), kept, pixels, bad
+    return (
+        Source(source.name, len(kept), pixels.__getitem__, names.__getitem__, labels, source.classes),
+        kept,
+        pixels,
+        bad,
+    )
 
 
 def generator(*key: int | str) -> torch.Generator:
@@ -168,9 +174,7 @@ def batch_positions(seed: int, step: int, batch: int, count: int) -> np.ndarray:
     """Which of `count` images the step sees: epoch after epoch, each a new permutation, with no remainder dropped."""
     places = np.arange(step * batch, (step + 1) * batch)
     epochs = places // count
-    return np.concatenate(
-        [_epoch_order(seed, int(e), count)[places[epochs == e] % count] for e in np.unique(epochs)]
-    )
+    return np.concatenate([_epoch_order(seed, int(e), count)[places[epochs == e] % count] for e in np.unique(epochs)])
 
 
 class Stream(torch.utils.data.Dataset[Crops]):
@@ -188,11 +192,8 @@ class Stream(torch.utils.data.Dataset[Crops]):
             image, used_index = self._read(int(index), bad)
             used.append(used_index)
             for view in (0, 1):
-                one = views.slice_draw(draws[view], place, place + 1)
-                box = views.boxes(one, image.shape[1], image.shape[2], self.config.views)
-                flat = views.Box(*(int(side) for side in box))
                 crops[view].append(
-                    views.crop_resize_one(image, flat, self.config.data.resolution, self.config.views.antialias)
+                    views.crop_one(image, draws[view], place, self.config.views, self.config.data.resolution)
                 )
         return Crops((torch.stack(crops[0]), torch.stack(crops[1])), draws, _labels(self.images, np.array(used)), bad)
 
@@ -226,7 +227,9 @@ def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
     return None if images.source.labels is None else torch.as_tensor(images.source.labels[indices])
 
 
-def batches(images: Images, config: Config, plan: Plan, first_step: int, device: torch.device) -> Generator[Crops, None, None]:
+def batches(
+    images: Images, config: Config, plan: Plan, first_step: int, device: torch.device
+) -> Generator[Crops, None, None]:
     """Every forward pass from `first_step` to the end, in order."""
     passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
     if images.pixels is not None:
@@ -235,7 +238,7 @@ def batches(images: Images, config: Config, plan: Plan, first_step: int, device:
             indices, draws = _micro_batch(images, config, plan, k)
             batch = pixels[torch.as_tensor(indices)].to(device)
             crops = tuple(
-                views.crop_resize(
+                crop_resize(
                     batch,
                     views.boxes(draw, batch.shape[2], batch.shape[3], config.views),
                     config.data.resolution,

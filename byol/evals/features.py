@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from byol import data, views
 from byol.checkpoint import encoder_header, load_encoder
 from byol.config import Config, apply
+from byol.crops import center_crop
 from byol.data.loader import worker_count
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
@@ -48,7 +49,7 @@ class Crops(torch.utils.data.Dataset[Any]):
             except BadImage as error:
                 bad.append(f"{self.source.describe(index)} ({error})")
                 continue
-            crops.append((views.center_crop(image, self.resolution) * 255).round().to(torch.uint8))
+            crops.append((center_crop(image, self.resolution) * 255).round().to(torch.uint8))
             kept.append(index)
         size = self.resolution
         return torch.stack(crops) if crops else torch.empty(0, 3, size, size, dtype=torch.uint8), kept, bad

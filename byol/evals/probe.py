@@ -47,7 +47,13 @@ def accuracy(weights: Tensor, features: Tensor, labels: Tensor) -> float:
 
 
 def linear_probe(
-    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *, classes: int, seed: int = 0
+    train: np.ndarray,
+    train_labels: np.ndarray,
+    test: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    classes: int,
+    seed: int = 0,
 ) -> Probe:
     """Standardizes with the training statistics, chooses the penalty on held-out training rows, reports on test."""
     features, queries = torch.from_numpy(train).float(), torch.from_numpy(test).float()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from byol import networks, optim, schedules, views
 from byol.config import Config, View, Views, resolve
+from byol.crops import crop_resize
 from byol.data.loader import batch_positions
 from byol.machine import Machine
 from byol.progress import bar
@@ -31,7 +32,7 @@ def train(pixels: Tensor, labels: Tensor, classes: int, config: Config, place: M
             draw, _ = views.draw(config.run.seed, k, plan.batch, crops)
             images = pixels[chosen].to(place.device)
             box = views.boxes(draw, images.shape[2], images.shape[3], crops)
-            view = views.finish(views.crop_resize(images, box, config.data.resolution), draw, crops)
+            view = views.finish(crop_resize(images, box, config.data.resolution), draw, crops)
             with place.autocast():
                 logits = model(place.images(view, config))
             loss = F.cross_entropy(logits.float(), labels[chosen].to(place.device))
