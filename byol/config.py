@@ -104,7 +104,7 @@ class Network:
 @dataclass(frozen=True)
 class Optim:
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
-    epochs: float = option(1000.0, "passes over the images", low=0)
+    epochs: float = option(1000.0, "passes over the images", low=0, on_resume=True)
     batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
     accumulate: int = option(1, "split the batch into this many passes; the target moves once per step", low=1)
     lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
@@ -129,7 +129,7 @@ class Runtime:
     checkpoint_seconds: float = option(300.0, "seconds between checkpoints", low=0, on_resume=True)
     checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, on_resume=True)
     keep: int = option(2, "checkpoints kept", low=1, on_resume=True)
-    log_every: int = option(10, "steps between lines of metrics.jsonl", low=1)
+    log_every: int = option(10, "steps between lines of metrics.jsonl", low=1, on_resume=True)
     monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
     monitor_images: int = option(1000, "images the monitor looks at", low=16)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
@@ -193,7 +193,8 @@ def _check(config: Config, origin: str) -> None:
                 raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
     if config.optim.batch % config.optim.accumulate:
         raise UsageError(
-            f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of optim.accumulate ({config.optim.accumulate})."
+            f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
+            f"optim.accumulate ({config.optim.accumulate})."
         )
 
 
@@ -208,11 +209,11 @@ def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> 
             raise UsageError(f"{where} needs {len(get_args(kind))} numbers, not {value!r}.")
         return tuple(_convert(v, k, metadata, where) for v, k in zip(value, get_args(kind), strict=True))
     converted = _convert_plain(value, kind, where)
-    if isinstance(converted, int | float) and not isinstance(converted, bool):
-        if not math.isfinite(converted) or not metadata["low"] <= converted <= metadata["high"]:
-            low, high = metadata["low"], metadata["high"]
-            bounds = f"at least {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
-            raise UsageError(f"{where} must be {bounds}, not {value!r}.")
+    low, high = metadata["low"], metadata["high"]
+    number = isinstance(converted, int | float) and not isinstance(converted, bool)
+    if number and not (math.isfinite(converted) and low <= converted <= high):
+        bounds = f"at least {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
+        raise UsageError(f"{where} must be {bounds}, not {value!r}.")
     return converted
 
 
@@ -324,7 +325,7 @@ def resolve(config: Config, images: int, held_out: int = 0) -> Plan:
         images=images,
         held_out=held_out,
         steps=steps,
-        warmup_steps=min(int(optim.warmup_epochs * images / optim.batch), steps),
+        warmup_steps=min(int(optim.warmup_epochs * images / optim.batch), steps // 2),  # for runs of a few epochs
         batch=optim.batch,
         accumulate=optim.accumulate,
         micro_batch=optim.batch // optim.accumulate,

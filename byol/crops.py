@@ -1,4 +1,4 @@
-"""Where a view is cut from an image, and how the cut is resized: boxes in whole pixels, bicubic as TensorFlow 2 has it."""
+"""Where a view is cut from an image, and how the cut is resized: whole-pixel boxes, bicubic as TensorFlow 2 has it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
     return torch.zeros(*index.shape[:-1], length).scatter_add_(-1, index, taps.weight.movedim(0, -1))
 
 
-def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, for every channel."""
     batch, channels, height, width = images.shape
     columns = columns.expand(batch, -1, -1).transpose(1, 2)
@@ -118,7 +118,7 @@ def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     floats = images.float().div_(255) if images.dtype == torch.uint8 else images
     rows, columns = (matrix.to(floats.device, floats.dtype) for matrix in (rows, columns))
-    return _separable(floats, rows, columns).clamp_(0, 1)
+    return separable(floats, rows, columns).clamp_(0, 1)
 
 
 def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) -> Tensor:

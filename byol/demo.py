@@ -49,9 +49,8 @@ def demo(out: Path) -> None:
     write_json(
         out / "demo.json", {"results": results, "seconds": seconds, "commit": commit(), "verdict": run.verdict.sentence}
     )
-    print(
-        f"\n{'encoder':<12}{'linear probe':>14}{'kNN':>8}   (test accuracy on {len(test)} scenes of {len(test.classes)} kinds)"
-    )
+    print(f"\nTest accuracy on {len(test)} scenes of {len(test.classes)} kinds:")
+    print(f"{'encoder':<12}{'linear probe':>14}{'kNN':>9}")
     for name, scores in results.items():
         print(f"{name:<12}{scores['linear']:>13.1%}{scores['knn']:>9.1%}")
     print(
@@ -62,7 +61,8 @@ def demo(out: Path) -> None:
 def _supervised(train: Source, config: Config) -> nn.Module:
     settings = replace(config, optim=replace(config.optim, epochs=10, warmup_epochs=1, lr=0.1, weight_decay=5e-4))
     images = prepare(train, replace(settings, data=replace(settings.data, holdout=0.0, in_memory="always")))
-    assert images.pixels is not None and images.source.labels is not None
+    assert images.pixels is not None
+    assert images.source.labels is not None
     labels = torch.from_numpy(images.source.labels)
     return supervised.train(images.pixels, labels, len(train.classes), settings, choose(config))
 
@@ -70,7 +70,8 @@ def _supervised(train: Source, config: Config) -> nn.Module:
 def _score(encoder: nn.Module, train: Source, test: Source, config: Config) -> dict[str, float]:
     place = choose(config)
     known, asked = (features.extract(encoder, source, config, place) for source in (train, test))
-    assert known.labels is not None and asked.labels is not None
+    assert known.labels is not None
+    assert asked.labels is not None
     classes = len(train.classes)
     linear = probe.linear_probe(known.values, known.labels, asked.values, asked.labels, classes=classes)
     found = knn.classify(

@@ -68,6 +68,7 @@ def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[st
     config, plan, images = setup.config, setup.plan, setup.images
     where = "in memory" if images.pixels is not None else f"streamed by {loader.worker_count(config)} workers"
     encoder = sum(p.numel() for p in method.online.encoder.parameters())
+    left_out = f"{plan.held_out} held out, {len(images.bad)} left out"
     split = f" in {plan.accumulate} passes of {plan.micro_batch}" if plan.accumulate > 1 else ""
     labels = f"{len(images.source.classes)} classes (watched, never trained on)" if setup.classes else "no labels used"
     lines = [f"  auto: {reason}" for reason in setup.reasons]
@@ -76,11 +77,13 @@ def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[st
     return [
         f"Plan for {setup.out}",
         *lines,
-        f"  images    {plan.images} from {images.source.name}, {where}; {plan.held_out} held out, {len(images.bad)} left out; {labels}",
-        f"  encoder   {config.network.encoder} width {config.network.width:g}, {encoder:,} parameters, {config.data.resolution} px",
-        f"  steps     {plan.steps} of {plan.batch} images{split} = {config.optim.epochs:g} epochs, {plan.warmup_steps} of warm-up",
-        f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} ({config.optim.lr:g} x {plan.batch}/256), "
-        f"weight decay {config.optim.weight_decay:g}",
+        f"  images    {plan.images} from {images.source.name}, {where}; {left_out}; {labels}",
+        f"  encoder   {config.network.encoder} width {config.network.width:g}, {encoder:,} parameters, "
+        f"{config.data.resolution} px",
+        f"  steps     {plan.steps} of {plan.batch} images{split} = {config.optim.epochs:g} epochs, "
+        f"{plan.warmup_steps} of warm-up",
+        f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} "
+        f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}",
         f"  target    tau from {plan.tau:g} {'to 1' if config.optim.tau_schedule == 'cosine' else 'constant'}",
         f"  machine   {setup.machine.device_name}, {setup.machine.precision}, {setup.machine.threads} threads, "
         f"about {cost['memory_gb']:.1f} GB",

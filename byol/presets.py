@@ -114,9 +114,8 @@ def auto(facts: Facts) -> tuple[Config, list[str]]:
     seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
     epochs = float(min(1000, max(10, round(seen / facts.images))))
     steps = epochs * facts.images / batch
-    reasons.append(
-        f"epochs {epochs:g}: about {steps:,.0f} steps, {'hours on a GPU' if facts.accelerator else 'under an hour or two on CPU'}"
-    )
+    hours = "hours on a GPU" if facts.accelerator else "an hour or so on CPU"
+    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, {hours}")
     tau = min(0.996, max(0.97, 1 - 100 / steps))
     reasons.append(f"tau {tau:.3g}: the target's memory is about a hundredth of the run")
     hidden = 4096 if facts.accelerator else 1024

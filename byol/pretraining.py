@@ -61,7 +61,7 @@ def _run(setup: Setup) -> Run:
     if step:
         say(f"Resuming at step {step} of {plan.steps}.")
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine)
-    metrics = records.Metrics(setup.out / "metrics.jsonl", step)
+    metrics = records.Metrics(setup.out / "metrics.jsonl", step, config.run.tensorboard)
     try:
         with interrupt.deferred():
             train(State(model, optimizer, step), setup, watcher, metrics)

@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from byol.errors import DiskError, OutputBusy
+from byol.errors import DiskError, OutputBusy, UsageError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        with _ignoring_errors():
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise disk_error(path, error, len(content)) from None
 
@@ -40,19 +40,10 @@ def disk_error(path: Path, error: OSError, needed: int) -> DiskError:
     """One sentence with the path, the reason and, when space is short, how much is needed and free."""
     space = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        with _ignoring_errors():
+        with suppress(OSError):
             free = shutil.disk_usage(path.parent).free
             space = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return DiskError(f"Cannot write {path}: {error.strerror}{space}.")
-
-
-@contextmanager
-def _ignoring_errors() -> Iterator[None]:
-    """For the clean-up after a failure that is itself being reported."""
-    try:
-        yield
-    except OSError:
-        pass
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -71,9 +62,10 @@ def read_json(path: Path) -> Any:
 class Metrics:
     """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, tensorboard: bool = False) -> None:
         """Opens for appending after dropping what was logged at or after `step`, which will be done again."""
         self.path = path
+        self.events = _events(path.with_name("tensorboard"), step) if tensorboard else None
         kept = [record for record in read_metrics(path) if record["step"] < step]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
@@ -87,10 +79,25 @@ class Metrics:
             self.file.flush()
         except OSError as error:
             raise disk_error(self.path, error, len(line)) from None
+        if self.events:
+            for name, value in record.items():
+                if name != "step":
+                    self.events.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        with _ignoring_errors():
+        with suppress(OSError):
             self.file.close()
+        if self.events:
+            self.events.close()
+
+
+def _events(directory: Path, step: int) -> Any:
+    """TensorBoard's writer; events from `step` on are hidden, as their steps will be done again."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError("run.tensorboard needs TensorBoard: pip install 'byol[tensorboard]'.") from None
+    return SummaryWriter(str(directory), purge_step=step)  # type: ignore[no-untyped-call]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -119,7 +126,7 @@ def only_writer(out: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         holder = ""
-        with _ignoring_errors():
+        with suppress(OSError):
             holder = f" (process {(out / '.holder').read_text().strip()})"
         raise OutputBusy(f"{out} is being written by another process{holder}. Choose another --out.") from None
     except OSError as error:
@@ -136,5 +143,5 @@ def require_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise DiskError(
-            f"Not enough space in {out}: a run keeps checkpoints of {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
+            f"Not enough space in {out}: the run's checkpoints need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
         )

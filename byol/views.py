@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from byol.config import View, Views
-from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
+from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one, separable
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
@@ -188,7 +188,7 @@ def gaussian_blur(
     kernel = torch.exp(-(offset**2) / (2 * _per_image(sigma, images)[..., 0] ** 2))  # (B or 1, 1, taps)
     kernel /= kernel.sum(-1, keepdim=True)
     rows, columns = (_band(kernel, length, border) for length in images.shape[2:])
-    return _separable(images, rows, columns)
+    return separable(images, rows, columns)
 
 
 def _band(kernel: Tensor, length: int, border: str) -> Tensor:

@@ -17,7 +17,7 @@ PLAIN = View(area_min=0.3, jitter=0.0, grayscale=0.0, blur=0.0)
 
 
 def train(pixels: Tensor, labels: Tensor, classes: int, config: Config, place: Machine) -> nn.Module:
-    """Cross-entropy on random crops and flips of uint8 images (N, 3, S, S), SGD with the run's schedule; the encoder."""
+    """The encoder after cross-entropy on random crops and flips of uint8 images (N, 3, S, S), by SGD."""
     plan = resolve(config, len(pixels))
     crops = Views(t=PLAIN, t_prime=PLAIN, mean=config.views.mean, std=config.views.std)
     torch.manual_seed(config.run.seed)

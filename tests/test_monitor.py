@@ -1,0 +1,71 @@
+"""The measures against cases with known answers, and the verdict against histories with known endings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from byol import monitor
+from byol.config import Config, apply, resolve
+
+PLAN = resolve(apply(Config(), {"optim.batch": 8}), 80)
+
+
+def test_spread_is_one_on_the_sphere_and_zero_in_a_point() -> None:
+    """Breaks if the deviation is not scaled to the healthy value."""
+    torch.manual_seed(0)
+    assert monitor.spread(torch.randn(4000, 32)) == pytest.approx(1.0, abs=0.01)
+    assert monitor.spread(torch.ones(100, 32) + 1e-4 * torch.randn(100, 32)) < 1e-3
+
+
+def test_effective_rank_counts_directions() -> None:
+    """Breaks if anything but the entropy of the singular values is used."""
+    basis = torch.linalg.qr(torch.randn(64, 64))[0]
+    assert monitor.effective_rank(basis[:, :5] @ torch.linalg.qr(torch.randn(20, 5))[0].T) == pytest.approx(5, rel=1e-4)
+    assert monitor.effective_rank(torch.ones(50, 8)) == pytest.approx(1, rel=1e-6)
+    values = torch.diag(torch.tensor([3.0, 1.0]))
+    assert monitor.effective_rank(values) == pytest.approx(math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25))))
+
+
+def test_retrieval_counts_twins_found() -> None:
+    """Breaks if rows are compared with themselves or unnormalized."""
+    first = torch.eye(4)
+    second = torch.eye(4)[[0, 1, 3, 2]] * torch.tensor([[1.0], [100.0], [1.0], [1.0]])
+    assert monitor.retrieval(first, second) == 0.5
+
+
+def history(
+    spread: list[float], rank: list[float], retrieval: list[float], tau: float = 0.97
+) -> list[dict[str, float]]:
+    looks = [
+        {"step": i * 10, "spread": s, "rank_projection": r, "retrieval": a, "images": 500.0}
+        for i, (s, r, a) in enumerate(zip(spread, rank, retrieval, strict=True))
+    ]
+    return [{"step": 0, "tau": tau, "loss": 4.0}, *looks]
+
+
+@pytest.mark.parametrize(
+    ("word", "spread", "rank", "retrieval"),
+    [
+        ("too early", [0.5], [20], [0.01]),
+        ("learning", [0.5, 0.7, 0.8, 0.9, 0.9, 0.9], [20, 25, 30, 30, 31, 32], [0.01, 0.05, 0.2, 0.3, 0.4, 0.45]),
+        ("collapsing", [0.5, 0.3, 0.05], [20, 10, 5], [0.01, 0.02, 0.01]),
+        ("collapsing", [0.5, 0.5, 0.5], [20, 5, 1.2], [0.01, 0.02, 0.01]),
+        ("stalled", [0.5] * 6, [20] * 6, [0.01, 0.02, 0.01, 0.01, 0.01, 0.01]),
+        ("stalled", [0.8] * 6, [20] * 6, [0.01, 0.2, 0.5, 0.5, 0.3, 0.2]),
+    ],
+)
+def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: list[float]) -> None:
+    """Breaks if a threshold moves across one of these plain cases."""
+    verdict = monitor.verdict(history(spread, rank, retrieval), PLAN)
+    assert verdict.word == word
+    assert verdict.sentence.lower().startswith(word)
+
+
+def test_a_collapse_names_its_likely_cause() -> None:
+    """Breaks if tau = 0 is not blamed when it is the cause."""
+    collapsing = ([0.5, 0.05], [20.0, 3.0], [0.01, 0.01])
+    assert "optim.tau" in monitor.verdict(history(*collapsing, tau=0.0), PLAN).sentence
+    assert "predictor" in monitor.verdict(history(*collapsing), PLAN).sentence
