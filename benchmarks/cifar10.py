@@ -28,7 +28,8 @@ def scores(encoder: torch.nn.Module, folder: str, config: Any) -> dict[str, Any]
         features.extract(encoder, data.open_source(folder, config.data, split), config, place, workers=2)
         for split in ("train", "test")
     )
-    assert train.labels is not None and test.labels is not None
+    assert train.labels is not None
+    assert test.labels is not None
     classes = len(train.classes)
     linear = probe.linear_probe(train.values, train.labels, test.values, test.labels, classes=classes)
     found = knn.classify(

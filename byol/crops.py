@@ -55,7 +55,7 @@ def crop_box_torchvision(
 
 def _broadcast(*values: PerImage) -> tuple[Tensor, ...]:
     doubles = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-    return tuple(torch.broadcast_tensors(*doubles))  # type: ignore[no-untyped-call]
+    return tuple(torch.broadcast_tensors(*doubles))
 
 
 def _sides(area: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:

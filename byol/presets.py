@@ -89,7 +89,7 @@ def cifar10_cpu() -> Config:
     return replace(
         base,
         network=replace(base.network, width=0.25, projector_hidden=1024, predictor_hidden=1024),
-        optim=replace(base.optim, epochs=22, warmup_epochs=1, tau=0.97),
+        optim=replace(base.optim, epochs=20, warmup_epochs=0.5, batch=128, tau=0.98),
     )
 
 

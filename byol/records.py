@@ -97,7 +97,7 @@ def _events(directory: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError("run.tensorboard needs TensorBoard: pip install 'byol[tensorboard]'.") from None
-    return SummaryWriter(str(directory), purge_step=step)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(directory), purge_step=step)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -143,5 +143,5 @@ def require_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise DiskError(
-            f"Not enough space in {out}: the run's checkpoints need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
+            f"Not enough space in {out}: checkpoints need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
         )

@@ -139,7 +139,7 @@ def test_wrong_encoder_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for content in (b"", b"not safetensors", b"\xff" * 64):
         path = tmp_path / "wrong.safetensors"
         path.write_bytes(content)
-        with pytest.raises(DiskError, match="wrong.safetensors"):
+        with pytest.raises(DiskError, match=r"wrong\.safetensors"):
             checkpoint.load_encoder(path)
     with pytest.raises(UsageError, match="no encoder at"):
         checkpoint.load_encoder(tmp_path / "nowhere")

@@ -230,8 +230,6 @@ def test_tensorboard_events_are_written_when_asked(folder: Path, tmp_path: Path,
 
 
 def start(folder: Path, out: Path, overrides: dict[str, Any], **options: Any) -> subprocess.Popen[str]:
-    flags = [part for name, value in overrides.items() for part in (f"--{name}", str(value).lower())]
-    flags = [f.replace("true", "") for f in flags]
     command = [sys.executable, "-m", "byol", "pretrain", str(folder), "--preset", "cifar10-cpu", "--out", str(out)]
     given = [f"--{n}" if v is True else f"--{n}={v}" for n, v in overrides.items()]
     return subprocess.Popen([*command, *given], stderr=subprocess.PIPE, text=True, **options)

@@ -1,0 +1,35 @@
+# Each target sets up what it needs; nothing has to be done before.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint chaos clean
+
+demo: $(VENV)/.ready
+	$(BIN)/byol demo
+
+test: $(VENV)/.ready lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Twenty kills and more, for minutes.
+chaos: $(VENV)/.ready
+	BYOL_KILLS=20 $(BIN)/python -m pytest tests/test_kill.py
+
+# torch and torchvision must match each other: a pair found in the surrounding environment is used as it is,
+# otherwise the newest pair is installed.
+$(VENV)/.ready: pyproject.toml
+	@if $(PYTHON) -c "import torch, torchvision" 2>/dev/null; then \
+		$(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+		$(PYTHON) -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
