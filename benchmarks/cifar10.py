@@ -8,7 +8,6 @@ FOLDER holds train/<class>/ and test/<class>/. One file results/NAME-seedS.json 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +57,18 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
     arguments = parser.parse_args()
+    Path("results").mkdir(exist_ok=True)
     overrides = dict(item.split("=", 1) for item in arguments.set)
     for seed in arguments.seeds:
         name = f"{arguments.name}-seed{seed}"
-        began = time.monotonic()
         run = pretrain(
             arguments.folder,
             Path("runs") / name,
             "cifar10-cpu",
             {"run.seed": seed, "optim.epochs": arguments.epochs, **overrides},
         )
-        minutes = (time.monotonic() - began) / 60
         record = read_json(run.out / "run.json")
+        minutes = sum(session["seconds"] for session in record["sessions"]) / 60
         torch.manual_seed(seed)
         random = networks.encoder(run.config.network)
         write_json(

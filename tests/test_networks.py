@@ -9,6 +9,8 @@ import pytest
 import timm
 import torch
 import torchvision.models.resnet as tv
+from timm.layers import Conv2dSame
+from timm.layers.pool2d_same import MaxPool2dSame
 from torch import Tensor, nn
 
 from byol import networks
@@ -178,7 +180,7 @@ def test_stem_for_small_images() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("depth", [18, 50])
 def test_same_padding_is_symmetric_only_at_one_modulo_32(depth: int) -> None:
-    """Breaks if 'same' pads the larger half at the top or left, or misses the stem, the pool or a strided 3×3."""
+    """Breaks if 'same' pads more than it needs to, or does nothing."""
     torch.manual_seed(0)
     symmetric = disturb(networks.resnet(depth, 1 / 16)).double()
     same = networks.resnet(depth, 1 / 16, padding="same").double().eval()
@@ -188,6 +190,34 @@ def test_same_padding_is_symmetric_only_at_one_modulo_32(depth: int) -> None:
         torch.testing.assert_close(same(x), symmetric(x), rtol=1e-12, atol=1e-12)
     x = images(1, 3, 64, 64).double()
     assert float((same(x) - symmetric(x)).norm() / symmetric(x).norm()) > 1e-3
+
+
+def with_timms_padding(network: networks.ResNet) -> networks.ResNet:
+    """Every strided 3×3 and 7×7 convolution and the pool replaced by timm's emulations of TensorFlow's."""
+    for name, part in list(network.named_modules()):
+        replacement: nn.Module
+        if isinstance(part, nn.Conv2d) and part.stride == (2, 2) and part.kernel_size > (1, 1):
+            replacement = Conv2dSame(part.in_channels, part.out_channels, part.kernel_size, 2, bias=False)
+            replacement.weight = part.weight
+        elif isinstance(part, nn.MaxPool2d):
+            replacement = MaxPool2dSame(3, 2)
+        else:
+            continue
+        owner, _, own = name.rpartition(".")
+        setattr(network.get_submodule(owner), own, replacement)
+    return network
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("depth", [18, 50])
+def test_same_padding_is_timms(depth: int) -> None:
+    """Breaks if 'same' misses the stem, the pool or the strided 3×3 of a block."""
+    torch.manual_seed(0)
+    ours = disturb(networks.resnet(depth, 1 / 16, padding="same")).double()
+    theirs = networks.resnet(depth, 1 / 16).double().eval()
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    x = images(1, 3, 64, 96).double()
+    torch.testing.assert_close(ours(x), with_timms_padding(theirs)(x), rtol=1e-12, atol=1e-12)
 
 
 def test_same_padding_at_224() -> None:

@@ -220,6 +220,15 @@ def test_other_norms_are_plain(norm: nn.Module) -> None:
     assert len(plain["params"]) == 1 + len(list(norm.parameters()))
 
 
+def test_other_vectors_are_plain() -> None:
+    """Breaks if only names decide: the scale of a layer, a vector in other encoders, is not adapted either."""
+    layer = nn.Linear(4, 4)
+    layer.scale = nn.Parameter(torch.ones(4))
+    adapted, plain = optim.parameter_groups(layer, 0.1)
+    assert [id(p) for p in adapted["params"]] == [id(layer.weight)]
+    assert {id(p) for p in plain["params"]} == {id(layer.bias), id(layer.scale)}
+
+
 def test_the_target_is_not_optimized() -> None:
     """Breaks if the target's parameters reach the optimizer."""
     model = method.build(Network(encoder="resnet18", width=1 / 16, projector_hidden=4, predictor_hidden=4), classes=3)

@@ -32,7 +32,7 @@ def test_a_run_from_images_to_features(folder: Path, tmp_path: Path, tiny: dict[
     assert run.plan.steps == 6
     record = records.read_json(run.out / "run.json")
     assert record["status"] == "finished"
-    assert record["plan"]["peak_lr"] == pytest.approx(2.0 * 8 / 256)
+    assert record["plan"]["peak_lr"] == pytest.approx(0.4 * 8 / 256)
     assert record["data"]["images"] == 24
     assert record["verdict"]["word"] in ("learning", "stalled", "collapsing", "too early")
     steps = [m for m in run.metrics if "loss" in m]
