@@ -43,7 +43,6 @@ def save(directory: Path, state: State, keep: int) -> Path:
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     content = save_tensors(tensors, {"step": str(state.step)})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
-    directory.mkdir(exist_ok=True)
     write_atomically(path, content)
     for old in found(directory)[keep:]:
         old.unlink(missing_ok=True)

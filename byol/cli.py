@@ -162,6 +162,14 @@ def _explain(error: CycloptsError) -> str:
     return f"There is no flag {given}. {nearest(given, verbs | {f'--{name}' for name, _, _ in declared()})}"
 
 
+def _unexpected(error: Exception) -> str:
+    """What is not the user's mistake, still in a sentence; running out of memory has a remedy."""
+    text = (str(error).strip() or "no message").splitlines()[0][:300]
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return f"Out of memory ({text}). Raise optim.accumulate, or lower optim.batch or data.resolution."
+    return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
+
+
 def main() -> None:
     """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
     debug = "--debug" in sys.argv
@@ -178,6 +186,11 @@ def main() -> None:
             raise
         print(f"byol: {error}", file=sys.stderr)
         code = error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        print(f"byol: {_unexpected(error)}", file=sys.stderr)
+        code = 1
     sys.exit(code)
 
 

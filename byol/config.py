@@ -79,7 +79,9 @@ class Views:
     mean: tuple[float, float, float] = option(
         (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)"
     )
-    std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "colour deviation the views are divided by")
+    std: tuple[float, float, float] = option(
+        (0.229, 0.224, 0.225), "colour deviation the views are divided by", low=1e-6
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class Runtime:
-    seed: int = option(0, "of every random choice", low=0)
+    seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to train")
     precision: Literal["auto", "bf16", "float32", "float64"] = option(
         "auto", "auto: bf16 autocast where the hardware is fast at it, else float32"
@@ -167,15 +169,19 @@ def declared(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield prefix + item.name, hints[item.name], item.metadata
 
 
-def apply(config: Config, overrides: Mapping[str, Any], origin: str = "overrides") -> Config:
-    """The config with some fields replaced; a wrong name, type or range is a `UsageError` that says where."""
+def apply(config: Config, overrides: Mapping[str, Any], origin: str = "overrides", check: bool = True) -> Config:
+    """The config with some fields replaced; a wrong name, type or range is a `UsageError` that says where.
+
+    `check` is for the last layer of several: it compares fields with each other.
+    """
     known = {name: (kind, metadata) for name, kind, metadata in declared()}
     for name, value in overrides.items():
         if name not in known:
-            raise UsageError(f"{origin}: there is no field '{name}'. {nearest(name, known)}")
+            raise UsageError(f"{origin}: there is no field '{name}'. {nearest(str(name), known)}")
         kind, metadata = known[name]
         config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
-    _check(config, origin)
+    if check:
+        _check(config, origin)
     return config
 
 
@@ -212,7 +218,8 @@ def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> 
     low, high = metadata["low"], metadata["high"]
     number = isinstance(converted, int | float) and not isinstance(converted, bool)
     if number and not (math.isfinite(converted) and low <= converted <= high):
-        bounds = f"at least {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
+        bounds = "finite" if math.isinf(low) else f"at least {low:g}"
+        bounds += "" if math.isinf(high) else f" and at most {high:g}"
         raise UsageError(f"{where} must be {bounds}, not {value!r}.")
     return converted
 
@@ -229,8 +236,10 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
             return value
     elif not isinstance(value, bool):
         try:
+            if kind is int and isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+                return int(value)
             if kind is int and float(value) == int(float(value)):
-                return int(float(value)) if not isinstance(value, int) else value
+                return value if isinstance(value, int) else int(float(value))
             if kind is float:
                 return float(value)
         except (TypeError, ValueError, OverflowError):
@@ -250,6 +259,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key.value}'", key.start_mark)
             seen.add(key.value)
@@ -266,17 +277,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UsageError(f"The config file {path} is not UTF-8 text.") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, AttributeError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(
-            f"{place}: not valid YAML: {getattr(error, 'problem', None) or 'too deeply nested'}."
-        ) from None
+        raise UsageError(f"{place}: not valid YAML: {_problem(error)}.") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise UsageError(f"{path}: a config file is a mapping such as 'optim: {{lr: 0.3}}'.")
-    return dict(_flatten_mapping(loaded, "", path))
+    flat: dict[str, Any] = {}
+    for name, value in _flatten_mapping(loaded, "", path):
+        if name in flat:
+            raise UsageError(f"{path}: duplicate key '{name}', once nested and once dotted.")
+        flat[name] = value
+    return flat
+
+
+def _problem(error: Exception) -> str:
+    """PyYAML's own words where it has any; values it cannot convert leak Python's errors."""
+    if isinstance(error, RecursionError):
+        return "too deeply nested"
+    found = getattr(error, "problem", None) or getattr(error, "reason", None) or f"a value cannot be read ({error})"
+    return str(found)[:200]
 
 
 def _flatten_mapping(mapping: Mapping[Any, Any], prefix: str, path: Path) -> Iterator[tuple[str, Any]]:

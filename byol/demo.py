@@ -21,12 +21,12 @@ from byol.rundir import commit
 
 SIZE = 4000
 OVERRIDES = {
-    "data.resolution": 32,
+    "data.resolution": 64,
     "data.holdout": 0.05,
-    "optim.epochs": 30,
-    "optim.batch": 128,
-    "optim.warmup_epochs": 2,
-    "network.width": 0.25,
+    "network.small_images": False,
+    "optim.epochs": 32,
+    "optim.warmup_epochs": 1,
+    "optim.batch": 64,
     "views.t.area_min": 0.3,
     "views.t_prime.area_min": 0.3,
 }

@@ -14,6 +14,7 @@ from byol import views
 from byol.config import Config, Plan
 from byol.crops import center_crop
 from byol.data.loader import Images
+from byol.errors import BadData
 from byol.evals import knn
 from byol.machine import Machine
 from byol.method import Method
@@ -21,6 +22,7 @@ from byol.method import Method
 SHARE = 0.03  # of the training time, at most, goes into looking
 COLLAPSED_SPREAD = 0.1
 COLLAPSED_RANK = 2.0
+FAST_TARGET_RANK = 0.75  # of the rank at the start
 CHUNK = 256
 
 
@@ -59,7 +61,10 @@ class Monitor:
         pairs = int(min(config.run.monitor_images, max(128.0, budget / 4)))
         pool = images.held_out if len(images.held_out) >= 32 else images.train
         chosen = np.random.default_rng([config.run.seed, 2]).permutation(pool)[:pairs]
-        self.views = self._draw_views(images.read(chosen))
+        readable = images.read(chosen)
+        if not readable:
+            raise BadData(f"None of {len(chosen)} images of {images.source.name} can be read.")
+        self.views = self._draw_views(readable)
         self.bank = self.queries = None
         if images.source.labels is not None:
             size = int(min(5000.0, max(256.0, budget / 2)))
@@ -123,7 +128,7 @@ class Monitor:
         return {name: round(value, 6) for name, value in seen.items()}
 
 
-def verdict(history: Sequence[Mapping[str, Any]], plan: Plan) -> Verdict:
+def verdict(history: Sequence[Mapping[str, Any]]) -> Verdict:
     """What the looks so far say; see the README for how it was checked against runs known to collapse."""
     looks = [record for record in history if "spread" in record]
     if not looks:
@@ -135,10 +140,8 @@ def verdict(history: Sequence[Mapping[str, Any]], plan: Plan) -> Verdict:
     )
     if len(looks) == 1:
         return Verdict("too early", f"Too early to tell: {figures}.")
-    if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
-        return Verdict(
-            "collapsing", f"Collapsing: all images are becoming the same: {figures}. {_cause(plan, history)}"
-        )
+    if _collapsed(first, last, history):
+        return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {_cause(history)}")
     best_before = max(record["retrieval"] for record in looks[: max(1, math.ceil(len(looks) * 0.6))])
     if len(looks) >= 5 and last["retrieval"] < max(1.2 * first["retrieval"], 3 / last["images"]):
         return Verdict("stalled", f"Stalled: views are not told apart better than at the start: {figures}.")
@@ -147,9 +150,20 @@ def verdict(history: Sequence[Mapping[str, Any]], plan: Plan) -> Verdict:
     return Verdict("learning", f"Learning: {figures}.")
 
 
-def _cause(plan: Plan, history: Sequence[Mapping[str, Any]]) -> str:
-    """The likeliest reason, from what the run was told to do."""
+def _collapsed(first: Mapping[str, Any], last: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
+    """Measured; and, for a target that follows at once, which the paper found to collapse, already its early sign."""
+    if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
+        return True
+    return _fast_target(history) and last["rank_projection"] < FAST_TARGET_RANK * first["rank_projection"]
+
+
+def _fast_target(history: Sequence[Mapping[str, Any]]) -> bool:
     taus = [record["tau"] for record in history if "tau" in record]
-    if taus and taus[0] < 0.5:
+    return bool(taus) and taus[0] < 0.5
+
+
+def _cause(history: Sequence[Mapping[str, Any]]) -> str:
+    """The likeliest reason, from what the run was told to do."""
+    if _fast_target(history):
         return "Likely cause: optim.tau is too small, so the target follows at once; try 0.97 to 0.996."
     return "Likely causes: no predictor (network.predictor), or a learning rate out of range; try a lower optim.lr."

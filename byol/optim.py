@@ -80,10 +80,12 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     """Two groups: weights to adapt and decay; biases, normalization and other vectors to leave alone."""
     weights: list[Tensor] = []
     plain: list[Tensor] = []
+    seen: set[Tensor] = set()  # a weight may belong to two modules
     for owner in module.modules():
         for name, param in owner.named_parameters(recurse=False):
-            if not param.requires_grad:
+            if not param.requires_grad or param in seen:
                 continue
+            seen.add(param)
             vector = param.ndim <= 1 or name.endswith("bias")
             (plain if vector or isinstance(owner, NORMALIZATION) else weights).append(param)
     return [

@@ -93,7 +93,7 @@ def cifar10_cpu() -> Config:
     return replace(
         base,
         network=replace(base.network, width=0.25, projector_hidden=1024, predictor_hidden=1024),
-        optim=replace(base.optim, epochs=20, warmup_epochs=0.5, batch=128, lr=0.4, trust_coefficient=0.005, tau=0.98),
+        optim=replace(base.optim, epochs=20, warmup_epochs=0.5, batch=128, lr=0.4, trust_coefficient=0.008, tau=0.98),
     )
 
 
@@ -118,8 +118,7 @@ def auto(facts: Facts) -> tuple[Config, list[str]]:
     seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
     epochs = float(min(1000, max(10, round(seen / facts.images))))
     steps = epochs * facts.images / batch
-    hours = "hours on a GPU" if facts.accelerator else "an hour or so on CPU"
-    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, {hours}")
+    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, between 10 and 1000 passes over the images")
     tau = min(0.996, max(0.97, 1 - 100 / steps))
     reasons.append(f"tau {tau:.3g}: the target's memory is about a hundredth of the run")
     hidden = 4096 if facts.accelerator else 1024
@@ -150,7 +149,7 @@ def _auto_encoder(facts: Facts, resolution: int) -> tuple[str, float]:
 def _auto_batch(facts: Facts, resolution: int) -> int:
     """A power of two: no more than memory holds (about 60 MB an image at 224 px), at least 8 steps an epoch."""
     fits = facts.memory * 0.5 * 1024 / (60 * (resolution / 224) ** 2)
-    most = max(min(256.0, fits, facts.images / 8), 8)
+    most = max(min(256.0, fits, facts.images / 8), min(8, facts.images))
     return int(2 ** math.floor(math.log2(most)))
 
 
@@ -171,7 +170,7 @@ def compose(
         config, reasons = auto(facts)
     else:
         config = Config(data=Data(resolution=32))  # what scenes are rendered at when nothing else is asked for
-    config = apply(config, file_values, file)
+    config = apply(config, file_values, file, check=False)
     return apply(config, overrides, "flags"), reasons
 
 

@@ -20,6 +20,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """The file is whole or not there: written beside, synced, renamed, and the directory synced too."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        path.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()

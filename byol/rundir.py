@@ -97,11 +97,11 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
     """The run directory, held: begun anew, or continued when it holds the same run."""
     if not overwrite:
         _refuse_foreign(request.out)
+    source = data.open_source(request.data, _first_config(request, _stored(request, overwrite)).data)
     with records.only_writer(request.out):
         if overwrite:
             _clear(request.out)
-        stored = records.read_json(request.out / "run.json") if (request.out / "run.json").exists() else None
-        source = data.open_source(request.data, _first_config(request, stored).data)
+        stored = _stored(request, overwrite)
         config, reasons, place = _choose(request, source, stored)
         machine.use_threads(place.threads)
         images = loader.prepare(source, config)
@@ -115,6 +115,15 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
         labelled = config.optim.probe and images.source.labels is not None
         classes = len(images.source.classes) if labelled else 0
         yield Setup(request, request.out, config, plan, place, images, reasons, record, bad, classes)
+
+
+def _stored(request: Request, overwrite: bool) -> dict[str, Any] | None:
+    """What run.json says of the run that is to go on, if there is one."""
+    path = request.out / "run.json"
+    if overwrite or not path.exists():
+        return None
+    stored: dict[str, Any] = records.read_json(path)
+    return stored
 
 
 def _first_config(request: Request, stored: Mapping[str, Any] | None) -> Config:

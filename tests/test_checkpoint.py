@@ -99,9 +99,9 @@ def test_a_failed_write_leaves_the_last_checkpoint_and_no_litter(
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def saved_encoder(path: Path, encoder: nn.Module, **network: object) -> Path:
+def saved_encoder(path: Path, module: nn.Module, **network: object) -> Path:
     config = apply(Config(), {f"network.{name}": value for name, value in network.items()})
-    checkpoint.save_encoder(path, encoder, config, {"step": 1})
+    checkpoint.save_encoder(path, module, config, {"step": 1})
     return path
 
 

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from byol import monitor
-from byol.config import Config, apply, resolve
-
-PLAN = resolve(apply(Config(), {"optim.batch": 8}), 80)
 
 
 def test_spread_is_one_on_the_sphere_and_zero_in_a_point() -> None:
@@ -53,13 +50,14 @@ def history(
         ("learning", [0.5, 0.7, 0.8, 0.9, 0.9, 0.9], [20, 25, 30, 30, 31, 32], [0.01, 0.05, 0.2, 0.3, 0.4, 0.45]),
         ("collapsing", [0.5, 0.3, 0.05], [20, 10, 5], [0.01, 0.02, 0.01]),
         ("collapsing", [0.5, 0.5, 0.5], [20, 5, 1.2], [0.01, 0.02, 0.01]),
+        ("learning", [0.5, 0.7, 0.8, 0.8, 0.8, 0.8], [12, 6, 6, 7, 7, 7], [0.01, 0.05, 0.1, 0.2, 0.2, 0.3]),
         ("stalled", [0.5] * 6, [20] * 6, [0.01, 0.02, 0.01, 0.01, 0.01, 0.01]),
         ("stalled", [0.8] * 6, [20] * 6, [0.01, 0.2, 0.5, 0.5, 0.3, 0.2]),
     ],
 )
 def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: list[float]) -> None:
     """Breaks if a threshold moves across one of these plain cases."""
-    verdict = monitor.verdict(history(spread, rank, retrieval), PLAN)
+    verdict = monitor.verdict(history(spread, rank, retrieval))
     assert verdict.word == word
     assert verdict.sentence.lower().startswith(word)
 
@@ -67,5 +65,6 @@ def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: 
 def test_a_collapse_names_its_likely_cause() -> None:
     """Breaks if tau = 0 is not blamed when it is the cause."""
     collapsing = ([0.5, 0.05], [20.0, 3.0], [0.01, 0.01])
-    assert "optim.tau" in monitor.verdict(history(*collapsing, tau=0.0), PLAN).sentence
-    assert "predictor" in monitor.verdict(history(*collapsing), PLAN).sentence
+    assert monitor.verdict(history([0.5, 0.7], [12.0, 6.0], [0.01, 0.02], tau=0.0)).word == "collapsing"
+    assert "optim.tau" in monitor.verdict(history(*collapsing, tau=0.0)).sentence
+    assert "predictor" in monitor.verdict(history(*collapsing)).sentence

@@ -204,7 +204,6 @@ def test_parameter_groups_by_name_of_the_reference() -> None:
             assert (id(p) in plain) == (is_norm or name.endswith(".bias")), name
 
 
-@pytest.mark.xfail(reason="parameter_groups lists a weight shared by two modules twice", strict=True)
 def test_a_shared_weight_is_listed_once() -> None:
     """Breaks if a weight that two layers share is updated twice a step."""
     pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

@@ -202,7 +202,7 @@ def test_a_folder_of_bad_images_ends_with_a_sentence(tmp_path: Path, tiny: dict[
     for i in range(20):
         (tmp_path / "bad" / f"{i}.jpg").write_text("not an image")
     for in_memory in ("always", "never"):
-        with pytest.raises(BadData, match="cannot be read"):
+        with pytest.raises(BadData, match=r"can.* be read"):
             byol.pretrain(tmp_path / "bad", tmp_path / in_memory, "cifar10-cpu", tiny | {"data.in_memory": in_memory})
 
 

@@ -161,7 +161,7 @@ def _class_numbers(values: Any, count: int) -> np.ndarray | None:
 def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
     names = getattr(dataset, "classes", None)
     if not isinstance(names, (list, tuple)) or (len(labels) and len(names) <= labels.max()):
-        return ()
+        return tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
     # ImageNet has several words for a class.
     return tuple(name if isinstance(name, str) else ", ".join(map(str, name)) for name in names)
 
