@@ -6,6 +6,7 @@ import os
 import platform
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -87,15 +88,9 @@ def memory(machine: Machine) -> float:
 
 def versions() -> dict[str, str]:
     """What a result depends on besides the config."""
-    import torchvision
-
-    import byol
-
-    return {
-        "byol": byol.__version__,
+    packages = ("byol", "torch", "torchvision", "numpy", "pillow")
+    return {name: version(name) for name in packages} | {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),
     }
