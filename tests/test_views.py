@@ -505,8 +505,8 @@ def test_views_are_the_finished_crops() -> None:
     draws = views.draw(0, 3, 12, config)
     for draw, view in zip(draws, views.views(images, draws, config, 32), strict=True):
         box = views.boxes(draw, 40, 50, config)
-        crops = [crops.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
-        close(view, views.finish(torch.stack(crops), draw, config), 5e-5)
+        cut = [crops.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
+        close(view, views.finish(torch.stack(cut), draw, config), 5e-5)
         assert view.dtype == torch.float32
         assert view.is_contiguous()
     assert torch.equal(images, kept)

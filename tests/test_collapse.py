@@ -1,0 +1,45 @@
+"""The verdict on real runs: what the paper found to collapse is called so within 200 steps, plain BYOL is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import byol
+
+SETTINGS = {
+    "data.resolution": 32,
+    "data.holdout": 0.05,
+    "network.width": 0.125,
+    "network.small_images": False,
+    "network.projector_hidden": 128,
+    "network.predictor_hidden": 128,
+    "network.projection": 32,
+    "optim.batch": 64,
+    "optim.epochs": 8,
+    "optim.warmup_epochs": 0.5,
+    "optim.probe": False,
+    "run.precision": "float32",
+    "run.monitor_images": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("plain", {}),
+        ("no predictor", {"network.predictor": False}),
+        ("tau 0", {"optim.tau": 0.0, "optim.tau_schedule": "constant"}),
+    ],
+)
+def test_collapse_is_told_from_learning(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    """Breaks if a measure or a threshold no longer separates the two (G15)."""
+    run = byol.pretrain("scenes:1600", tmp_path / "run", "cifar10-cpu", SETTINGS | changes)
+    assert run.plan.steps == 190
+    assert (run.verdict.word == "collapsing") == (name != "plain"), run.verdict.sentence
+    if name == "no predictor":
+        assert "predictor" in run.verdict.sentence
+    if name == "tau 0":
+        assert "optim.tau" in run.verdict.sentence
