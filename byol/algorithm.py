@@ -55,7 +55,7 @@ def update(
     average_gradients(optimizer, len(losses))
     step = measure(optimizer, losses, probes, correct)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("scale", 1.0)
     optimizer.step()
     method.update_target(tau)
     return step

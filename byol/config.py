@@ -110,6 +110,7 @@ class Optim:
     batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
     accumulate: int = option(1, "split the batch into this many passes; the target moves once per step", low=1)
     lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
+    predictor_lr: float = option(1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0)
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)

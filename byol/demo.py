@@ -21,12 +21,16 @@ from byol.rundir import commit
 
 SIZE = 4000
 OVERRIDES = {
-    "data.resolution": 64,
+    "data.resolution": 32,
     "data.holdout": 0.05,
     "network.small_images": False,
-    "optim.epochs": 32,
+    "network.projector_hidden": 256,
+    "network.predictor_hidden": 256,
+    "network.projection": 64,
+    "optim.epochs": 50,
     "optim.warmup_epochs": 1,
     "optim.batch": 64,
+    "optim.lr": 0.2,
     "views.t.area_min": 0.3,
     "views.t_prime.area_min": 0.3,
 }

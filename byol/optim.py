@@ -97,7 +97,20 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 def build(module: nn.Module, config: Optim) -> Optimizer:
     """The optimizer of a run; its learning rate is set anew at every step."""
     groups = parameter_groups(module, config.weight_decay)
+    if config.predictor_lr != 1.0:
+        groups = scale(groups, set(module.get_submodule("predictor").parameters()), config.predictor_lr)
     return OPTIMIZERS[config.optimizer](groups, config)
+
+
+def scale(groups: list[dict[str, Any]], chosen: set[nn.Parameter], factor: float) -> list[dict[str, Any]]:
+    """Splits the groups so that the chosen parameters learn at `factor` times the rate; `update` applies it."""
+    split = []
+    for group in groups:
+        for inside in (False, True):
+            params = [p for p in group["params"] if (p in chosen) == inside]
+            if params:
+                split.append(group | {"params": params, "scale": factor if inside else 1.0})
+    return split
 
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], Optim], Optimizer]] = {

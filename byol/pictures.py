@@ -61,7 +61,7 @@ def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str,
     panels = [
         ("loss", ["loss"]),
         ("learning rate and 1 − tau", ["lr", "tau"]),
-        ("spread of projections (collapsed 0, healthy near 1)", ["spread"]),
+        ("spread of projections (healthy near 1)", ["spread"]),
         ("effective rank", ["rank_representation", "rank_projection"]),
         ("a view finds its twin", ["retrieval"]),
         ("accuracy", ["knn", "probe_accuracy"]),
