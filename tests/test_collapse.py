@@ -20,6 +20,8 @@ SETTINGS = {
     "optim.batch": 64,
     "optim.epochs": 8,
     "optim.warmup_epochs": 0.5,
+    "optim.predictor_lr": 1.0,  # at 10 the paper, too, could do without a slow target (appendix I)
+    "optim.trust_coefficient": 0.008,
     "optim.probe": False,
     "run.precision": "float32",
     "run.monitor_images": 128,
