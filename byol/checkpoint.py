@@ -20,7 +20,7 @@ from byol.config import Config, Network, apply
 from byol.errors import DiskError, UsageError
 from byol.method import Method
 from byol.progress import say
-from byol.records import read_json, write_atomically
+from byol.records import write_atomically
 
 NAME = re.compile(r"step-(\d{9})\.([0-9a-f]{16})\.safetensors")
 ENCODER = "encoder.safetensors"
@@ -143,11 +143,6 @@ def load_encoder(path: str | Path) -> nn.Module:
     except (SafetensorError, RuntimeError):
         raise DiskError(f"{file} does not hold the {config.network.encoder} that its header names.") from None
     return encoder.eval()
-
-
-def run_config(run: Path) -> Config:
-    """The config a run was made with."""
-    return apply(Config(), read_json(run / "run.json")["config"], str(run / "run.json"))
 
 
 ENCODER_FIELDS = ("encoder", "width", "small_images", "padding")
