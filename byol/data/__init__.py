@@ -1,17 +1,23 @@
-"""From the name of a data set to its images: a folder, a torchvision set, or the embedded scenes."""
+"""From the name of a data set to its images: a folder, a torchvision set, the embedded scenes, or a benchmark."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from byol.config import Data
+from byol.data.benchmarks import BENCHMARKS, open_benchmark
 from byol.data.folder import folder, split_roots
 from byol.data.named import torchvision_source
 from byol.data.scenes import scenes
 from byol.data.source import Source
-from byol.errors import UsageError
+from byol.data.task import Part, Sealed, Task, held_out_fraction, whole
+from byol.errors import BadData, UsageError, nearest
 
 SCENES = 5000
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
 
 def open_source(spec: str, config: Data, split: str = "train") -> Source:
@@ -31,3 +37,61 @@ def open_source(spec: str, config: Data, split: str = "train") -> Source:
         raise UsageError(f"{spec} has no {split} part: that would be a sub-folder beside one named train.")
     part = roots.get(split) or roots.get("val") or Path(spec)
     return folder(part, config.max_megapixels)
+
+
+def open_task(spec: str, config: Data) -> Task:
+    """A labelled data set in three parts: a benchmark of the paper by name, or whatever `open_source` opens.
+
+    What has no test part gives up a fifth of its images for it, always the same; validation is a tenth of the rest.
+    """
+    if spec in BENCHMARKS:
+        return open_benchmark(spec, Path(config.root), config.max_megapixels)
+    if not Path(spec).is_dir() and not spec.startswith(("scenes", "torchvision:")):
+        raise UsageError(f"There is no folder and no benchmark '{spec}'. {nearest(spec, BENCHMARKS)}")
+    if spec.startswith("scenes"):
+        return _with_test(open_source(spec, config), None, partial(_scenes_test, spec, config))
+    if spec.startswith("torchvision:"):
+        return _with_test(open_source(spec, config), None, partial(open_source, spec, config, "test"))
+    roots = split_roots(Path(spec))
+    train = folder(roots.get("train", Path(spec)), config.max_megapixels)
+    if not roots:
+        return _split(train)
+    given = folder(roots["val"], config.max_megapixels) if {"val", "test"} <= roots.keys() else None
+    return _with_test(train, given, partial(folder, roots.get("test") or roots["val"], config.max_megapixels))
+
+
+def _scenes_test(spec: str, config: Data) -> Source:
+    """A fifth as many as for training."""
+    count = int(spec.partition(":")[2] or SCENES) // 5
+    return open_source(f"scenes:{max(count, 1)}", config, "test")
+
+
+def _labelled(source: Source, classes: tuple[str, ...] | None = None) -> Part:
+    """All of a source; its classes must be those of the training images, by name."""
+    if source.labels is None:
+        raise BadData(f"{source.name} has no labels: an evaluation needs a folder for each class.")
+    part = whole(source)
+    if classes is None or classes == source.classes:
+        return part
+    unknown = set(source.classes) - set(classes)
+    if unknown:
+        raise BadData(f"{source.name} has classes that the training images do not have, such as {min(unknown)}.")
+    number = [classes.index(name) for name in source.classes]
+
+    return Part(source, part.indices, np.array(number)[part.targets])
+
+
+def _split(source: Source) -> Task:
+    rest, test = held_out_fraction(_labelled(source), TEST_SHARE)
+    train, validation = held_out_fraction(rest, VALIDATION_SHARE)
+    return Task(source.name, source.classes, "top1", train, validation, Sealed(lambda: test))
+
+
+def _with_test(train: Source, validation: Source | None, test: partial[Source]) -> Task:
+    part = _labelled(train)
+    if validation is None:
+        part, held = held_out_fraction(part, VALIDATION_SHARE)
+    else:
+        held = _labelled(validation, train.classes)
+    sealed = Sealed(lambda: _labelled(test(), train.classes))
+    return Task(train.name, train.classes, "top1", part, held, sealed)

@@ -71,6 +71,7 @@ def folder(path: Path, max_megapixels: float = 64.0) -> Source:
         describe=partial(_describe, paths),
         labels=labels,
         classes=classes,
+        stamp=partial(_stamp, paths),
     )
 
 
@@ -165,6 +166,14 @@ def _read(paths: Paths, max_megapixels: float, index: int) -> torch.Tensor:
 
 def _describe(paths: Paths, index: int) -> str:
     return printable(paths[index])
+
+
+def _stamp(paths: Paths, index: int) -> bytes:
+    try:
+        status = os.stat(os.path.join(paths.root, paths[index]))
+    except OSError:
+        return b"unreadable"
+    return b"%d %d" % (status.st_size, status.st_mtime_ns)
 
 
 def _check_root(path: Path) -> None:

@@ -41,10 +41,10 @@ class Bad(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """One forward pass worth of images: their two crops in [0, 1] (B, 3, S, S), and the draws for the rest."""
+    """One forward pass worth of images: a crop in [0, 1] (B, 3, S, S) for each view, and the draws for the rest."""
 
-    crops: tuple[Tensor, Tensor]
-    draws: tuple[views.ViewDraw, views.ViewDraw]
+    crops: tuple[Tensor, ...]
+    draws: tuple[views.ViewDraw, ...]
     labels: Tensor | None
     bad: list[Bad]
 
@@ -78,7 +78,7 @@ def prepare(source: Source, config: Config) -> Images:
     indices = np.arange(len(source))
     pixels: Tensor | None = None
     bad: list[Bad] = []
-    fingerprint = _fingerprint(source)
+    fingerprint = source_fingerprint(source)
     if _fits(source, config):
         source, kept, pixels, bad = _decode(source, indices)
         indices = np.arange(len(kept))
@@ -95,7 +95,7 @@ def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None
         raise BadData(f"{bad} of {total} images cannot be read, more than data.max_bad allows; the first is {first}.")
 
 
-def _fingerprint(source: Source) -> str:
+def source_fingerprint(source: Source) -> str:
     """Tells whether the same images are there on resume; names and labels, not pixels, so that it is quick."""
     digest = hashlib.sha256()
     for index in range(len(source)):
@@ -180,22 +180,20 @@ def batch_positions(seed: int, step: int, batch: int, count: int) -> np.ndarray:
 class Stream(torch.utils.data.Dataset[Crops]):
     """Item k is the k-th forward pass of the run, read and cropped image by image; a pure function of k."""
 
-    def __init__(self, images: Images, config: Config, plan: Plan) -> None:
-        self.images, self.config, self.plan = images, config, plan
+    def __init__(self, images: Images, config: Config, plan: Plan, count: int) -> None:
+        self.images, self.config, self.plan, self.count = images, config, plan, count
 
     def __getitem__(self, k: int) -> Crops:
-        indices, draws = _micro_batch(self.images, self.config, self.plan, k)
-        crops: tuple[list[Tensor], list[Tensor]] = ([], [])
+        indices, draws = _micro_batch(self.images, self.config, self.plan, k, self.count)
+        crops: list[list[Tensor]] = [[] for _ in draws]
         bad: list[Bad] = []
         used = []
         for place, index in enumerate(indices):
             image, used_index = self._read(int(index), bad)
             used.append(used_index)
-            for view in (0, 1):
-                crops[view].append(
-                    views.crop_one(image, draws[view], place, self.config.views, self.config.data.resolution)
-                )
-        return Crops((torch.stack(crops[0]), torch.stack(crops[1])), draws, _labels(self.images, np.array(used)), bad)
+            for view, draw in zip(crops, draws, strict=True):
+                view.append(views.crop_one(image, draw, place, self.config.views, self.config.data.resolution))
+        return Crops(tuple(map(torch.stack, crops)), draws, _labels(self.images, np.array(used)), bad)
 
     def _read(self, index: int, bad: list[Bad]) -> tuple[Tensor, int]:
         """The image, or the next good one in its place: the same choice on every visit."""
@@ -211,16 +209,13 @@ class Stream(torch.utils.data.Dataset[Crops]):
 
 
 def _micro_batch(
-    images: Images, config: Config, plan: Plan, k: int
-) -> tuple[np.ndarray, tuple[views.ViewDraw, views.ViewDraw]]:
+    images: Images, config: Config, plan: Plan, k: int, count: int
+) -> tuple[np.ndarray, tuple[views.ViewDraw, ...]]:
     step, part = divmod(k, plan.accumulate)
     start, stop = part * plan.micro_batch, (part + 1) * plan.micro_batch
     positions = batch_positions(config.run.seed, step, plan.batch, len(images.train))
-    draw1, draw2 = views.draw(config.run.seed, step, plan.batch, config.views)
-    return images.train[positions[start:stop]], (
-        views.slice_draw(draw1, start, stop),
-        views.slice_draw(draw2, start, stop),
-    )
+    draws = views.draw(config.run.seed, step, plan.batch, config.views)[:count]
+    return images.train[positions[start:stop]], tuple(views.slice_draw(draw, start, stop) for draw in draws)
 
 
 def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
@@ -228,14 +223,14 @@ def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
 
 
 def batches(
-    images: Images, config: Config, plan: Plan, first_step: int, device: torch.device
+    images: Images, config: Config, plan: Plan, first_step: int, device: torch.device, count: int = 2
 ) -> Generator[Crops, None, None]:
-    """Every forward pass from `first_step` to the end, in order."""
+    """Every forward pass from `first_step` to the end, in order; `count` 1 leaves out the second view."""
     passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
     if images.pixels is not None:
         pixels = images.pixels
         for k in passes:
-            indices, draws = _micro_batch(images, config, plan, k)
+            indices, draws = _micro_batch(images, config, plan, k, count)
             batch = pixels[torch.as_tensor(indices)].to(device)
             crops = tuple(
                 crop_resize(
@@ -246,9 +241,9 @@ def batches(
                 )
                 for draw in draws
             )
-            yield Crops((crops[0], crops[1]), draws, _labels(images, indices), [])
+            yield Crops(crops, draws, _labels(images, indices), [])
         return
-    yield from _streamed(Stream(images, config, plan), passes, worker_count(config), config.data.prefetch)
+    yield from _streamed(Stream(images, config, plan, count), passes, worker_count(config), config.data.prefetch)
 
 
 def worker_count(config: Config) -> int:

@@ -22,6 +22,7 @@ Split: TypeAlias = Literal["train", "test"]
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 MIN_SIZE = 16
+VERSION = 2  # goes up whenever the same arguments give other pixels
 
 # Metres. Everything but the background plane is nearer than FAR, the plane is beyond it in every pixel.
 FAR = 7.0
@@ -86,6 +87,7 @@ def scenes(count: int, *, size: int = 32, seed: int = 0, split: Split = "train")
         describe="scenes/{:06d}".format,
         labels=np.concatenate(blocks)[:count],
         classes=KINDS,
+        stamp=partial(_stamp, f"version {VERSION}, {size} px, seed {seed}, {split}".encode()),
     )
 
 
@@ -116,6 +118,10 @@ def render(index: int, *, size: int = 32, seed: int = 0, split: Split = "train")
 
 def _read(index: int, *, size: int, seed: int, split: Split) -> torch.Tensor:
     return render(index, size=size, seed=seed, split=split).image
+
+
+def _stamp(stamp: bytes, index: int) -> bytes:
+    return stamp
 
 
 def _check(size: int, seed: int, split: str) -> None:
@@ -161,8 +167,8 @@ def _arrange(rng: Rng, label: int, size: int, light: float) -> list[_Layer]:
 
 
 def _pose(rng: Rng, radius: float, reach: float, length: float) -> _Pose:
-    """Somewhere within `reach` of the centre; `length` is the true size, so what is nearer is larger."""
-    x, y, turn = _uniform(rng, -reach, reach), _uniform(rng, -reach, reach), _uniform(rng, 0, 2 * math.pi)
+    """Within `reach` of the centre and near upright; `length` is the true size, so what is nearer is larger."""
+    x, y, turn = _uniform(rng, -reach, reach), _uniform(rng, -reach, reach), _uniform(rng, -0.4, 0.4)
     return _Pose(x, y, radius, turn, length / radius, _uniform(rng, 0.7, 1.0))
 
 
@@ -233,7 +239,7 @@ def _expose(rng: Rng, image: Field, depth: Field, light: float) -> NDArray[np.ui
     slope = _uniform(rng, 0, 0.25)
     gain = _uniform(rng, 0.8, 1.3)
     lit: Field = gain * np.exp(-_HAZE * depth) * (1 + slope * (x * math.cos(light) + y * math.sin(light)))
-    grain = _uniform(rng, 0.0, 0.12) * (rng.random(image.shape, dtype=np.float32) - 0.5)
+    grain = _uniform(rng, 0.0, 0.06) * (rng.random(image.shape, dtype=np.float32) - 0.5)
     exposed: Field = np.clip(image * lit + grain, 0, 1) * 255 + 0.5
     return exposed.astype(np.uint8)
 

@@ -23,6 +23,7 @@ class Source:
     describe: Callable[[int], str]
     labels: np.ndarray | None = None  # int64 (count,)
     classes: tuple[str, ...] = ()
+    stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
 
     def __len__(self) -> int:
         return self.count
