@@ -11,42 +11,22 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from byol import checkpoint, data, networks
+from byol import data
 from byol.config import flatten
-from byol.evals import features, knn, probe
-from byol.machine import choose
+from byol.data.task import Task
+from byol.evals import knn, transfer
+from byol.evals.encoder import Encoder, open_encoder, random_encoder
+from byol.evals.spec import Knn
+from byol.evals.sweep import Session
 from byol.pretraining import pretrain
 from byol.records import read_json, write_json
 
 
-def scores(encoder: torch.nn.Module, folder: str, config: Any) -> dict[str, Any]:
-    place = choose(config)
-    train, test = (
-        features.extract(encoder, data.open_source(folder, config.data, split), config, place, workers=2)
-        for split in ("train", "test")
-    )
-    assert train.labels is not None
-    assert test.labels is not None
-    classes = len(train.classes)
-    linear = probe.linear_probe(train.values, train.labels, test.values, test.labels, classes=classes)
-    found = knn.classify(
-        torch.from_numpy(train.values),
-        torch.from_numpy(train.labels),
-        torch.from_numpy(test.values),
-        classes=classes,
-        k=200,
-        temperature=0.1,
-    )
-    return {
-        "linear": linear.accuracy,
-        "linear_penalty": linear.penalty,
-        "linear_validation": {f"{p:g}": a for p, a in linear.validation.items()},
-        "knn": float((found.numpy() == test.labels).mean()),
-        "train_images": len(train.labels),
-        "test_images": len(test.labels),
-    }
+def scores(encoder: Encoder, task: Task, cache: Path) -> dict[str, Any]:
+    session = Session(cache=cache)
+    linear = transfer.evaluate(encoder, task.again(), session=session)
+    neighbours = knn.evaluate(encoder, task.again(), Knn(k=200, temperature=0.1), session)
+    return {"linear": linear.test["top1"], "linear_penalty": linear.chosen["penalty"], "knn": neighbours.test["top1"]}
 
 
 def main() -> None:
@@ -69,14 +49,14 @@ def main() -> None:
         )
         record = read_json(run.out / "run.json")
         minutes = sum(session["seconds"] for session in record["sessions"]) / 60
-        torch.manual_seed(seed)
-        random = networks.encoder(run.config.network)
+        encoder, cache = open_encoder(run.out), run.out / "features"
+        task = data.open_task(arguments.folder, run.config.data)
         write_json(
             Path("results") / f"{name}.json",
             {
-                "what": "kNN (k=200, T=0.1) and linear accuracy on the test images of cifar10-jpeg",
-                "byol": scores(checkpoint.load_encoder(run.out), arguments.folder, run.config),
-                "random": scores(random, arguments.folder, run.config),
+                "what": "accuracy on the test images of cifar10-jpeg: knn (k=200, T=0.1) and transfer-linear",
+                "byol": scores(encoder, task, cache),
+                "random": scores(random_encoder(encoder, seed), task, cache),
                 "pretraining_minutes": round(minutes, 2),
                 "images_per_second": round(run.plan.steps * run.plan.batch / minutes / 60, 1),
                 "seed": seed,

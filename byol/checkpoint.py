@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from byol import networks
-from byol.config import Config, Network, apply
+from byol.config import Config, Network, apply, flatten
 from byol.errors import DiskError, UsageError
 from byol.method import Method
 from byol.progress import say
@@ -101,7 +101,7 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer) -
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:
     """The encoder alone, in torchvision's names, with what is needed to rebuild and use it in the header."""
     network = {name: getattr(config.network, name) for name in ENCODER_FIELDS}
-    views = {"mean": config.views.mean, "std": config.views.std, "resolution": config.data.resolution}
+    views = {"views": flatten(config.views), "resolution": config.data.resolution}
     header = {"format": "pt", "byol": json.dumps({"network": network, **views, **extra})}
     tensors = {
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
@@ -121,7 +121,7 @@ def encoder_path(path: str | Path) -> Path:
 
 
 def encoder_header(path: str | Path) -> dict[str, Any]:
-    """What `save_encoder` wrote beside the weights: network, mean, std, resolution, step."""
+    """What `save_encoder` wrote beside the weights: network, views, resolution, step."""
     file = encoder_path(path)
     try:
         with safe_open(file, "pt") as opened:

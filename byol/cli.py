@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 import byol
 from byol import interrupt
-from byol.config import Config, declared, flatten, optional
-from byol.errors import ByolError, Interrupted, nearest
+from byol.config import Config, apply, declared, flatten, optional
+from byol.errors import ByolError, Interrupted, UsageError, nearest
+from byol.evals.spec import Specs
 
 app = App(
     name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
@@ -29,13 +30,16 @@ def _flags(kind: type) -> Any:
             members.append((name, optional(nested), field(default=None)))
         else:
             help = next(f for f in fields(kind) if f.name == name).metadata["help"]
-            members.append((name, Annotated[optional(hint), Parameter(help=help)], field(default=None)))
+            several = Ellipsis in get_args(hint)  # --linear.lrs 0.1 0.2
+            flag = Parameter(help=help, consume_multiple=True, negative=()) if several else Parameter(help=help)
+            members.append((name, Annotated[optional(hint), flag], field(default=None)))
     made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
     made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one
     return made
 
 
 ConfigFlags = _flags(Config)
+SpecFlags = _flags(Specs)
 
 
 def _given(flags: Any, prefix: str = "") -> dict[str, Any]:
@@ -85,7 +89,6 @@ def pretrain(
 def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:
     """What can be wrong in the command itself is said before torch is loaded."""
     from byol.config import read_yaml
-    from byol.errors import UsageError
     from byol.presets import compose
 
     compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
@@ -114,6 +117,82 @@ def embed(
     from byol.evals.features import write_features
 
     write_features(run, data, out, split)
+
+
+@app.command
+def evaluate(
+    run: str,
+    *,
+    on: str,
+    protocol: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = ["all"],  # noqa: B006 (cyclopts copies it)
+    budget: str = "",
+    seeds: int = 1,
+    out: Path | None = None,
+    cache: Path | None = None,
+    root: str = "datasets",
+    device: str = "auto",
+    precision: str = "auto",
+    given: Annotated[SpecFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+) -> None:
+    """Score an encoder by the paper's protocols: choices on validation images, one look at the test images.
+
+    Parameters
+    ----------
+    run
+        A run directory or an encoder.safetensors file; random:RUN is the same network before training.
+    on
+        A folder of class folders (with or without train, val and test), scenes, torchvision:NAME, or one of
+        imagenet, places365, food101, cifar10, cifar100, birdsnap, sun397, cars, aircraft, voc2007, dtd, pets,
+        caltech101, flowers102.
+    protocol
+        knn, transfer-linear, linear, semi-supervised, finetune, supervised, or all.
+    budget
+        Time for everything together, such as 90s, 20m or 2h; what is cut short to fit is said.
+    seeds
+        Repeat with this many seeds.
+    out
+        Where result.json files go; RUN/evaluations/DATA when left out.
+    cache
+        Where features are kept; the user's cache directory when left out.
+    root
+        Where the data sets with names are.
+    device
+        auto, cpu, cuda or mps.
+    precision
+        auto, bf16, float32 or float64; features are never kept in less than float32.
+    """
+    seconds = _seconds(budget) if budget else float("inf")
+    specs = apply(Specs(), _given(given) if given else {}, "flags")
+    settings = {"data.root": root, "run.device": device, "run.precision": precision}
+    apply(Config(), settings, "flags")
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
+    from byol.evaluation import evaluate as score
+
+    protocols = [name for item in protocol for name in item.split(",")]
+    score(
+        run,
+        on,
+        protocols,
+        specs=specs,
+        seeds=range(seeds),
+        seconds=seconds,
+        out=out,
+        cache=cache,
+        settings=settings,
+    )
+
+
+def _seconds(text: str) -> float:
+    """`90s`, `20m` or `1.5h` in seconds."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        seconds = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--budget should be a time such as 90s, 20m or 2h, not '{text}'.")
+    return seconds
 
 
 @app.command
@@ -157,9 +236,10 @@ def _explain(error: CycloptsError) -> str:
     """The sentence of a wrong flag, with the nearest ones that exist."""
     if not isinstance(error, UnknownOptionError):
         return " ".join(str(error).split())
-    given = str(error.token.value if error.token else "").split("=")[0]
-    verbs = {"--preset", "--config", "--out", "--overwrite", "--split"}
-    return f"There is no flag {given}. {nearest(given, verbs | {f'--{name}' for name, _, _ in declared()})}"
+    given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
+    verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
+    fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
+    return f"There is no flag {given}. {nearest(given, verbs | fields)}"
 
 
 def _unexpected(error: Exception) -> str:

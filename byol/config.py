@@ -170,18 +170,18 @@ def declared(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield prefix + item.name, hints[item.name], item.metadata
 
 
-def apply(config: Config, overrides: Mapping[str, Any], origin: str = "overrides", check: bool = True) -> Config:
+def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", check: bool = True) -> T:
     """The config with some fields replaced; a wrong name, type or range is a `UsageError` that says where.
 
     `check` is for the last layer of several: it compares fields with each other.
     """
-    known = {name: (kind, metadata) for name, kind, metadata in declared()}
+    known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
         if name not in known:
             raise UsageError(f"{origin}: there is no field '{name}'. {nearest(str(name), known)}")
         kind, metadata = known[name]
         config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
-    if check:
+    if check and isinstance(config, Config):
         _check(config, origin)
     return config
 
@@ -212,9 +212,7 @@ def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> 
             raise UsageError(f"{where} cannot be {value!r}. {nearest(str(value), map(str, choices))}")
         return value
     if get_origin(kind) is tuple:
-        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != len(get_args(kind)):
-            raise UsageError(f"{where} needs {len(get_args(kind))} numbers, not {value!r}.")
-        return tuple(_convert(v, k, metadata, where) for v, k in zip(value, get_args(kind), strict=True))
+        return _convert_tuple(value, get_args(kind), metadata, where)
     converted = _convert_plain(value, kind, where)
     low, high = metadata["low"], metadata["high"]
     number = isinstance(converted, int | float) and not isinstance(converted, bool)
@@ -223,6 +221,17 @@ def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> 
         bounds += "" if math.isinf(high) else f" and at most {high:g}"
         raise UsageError(f"{where} must be {bounds}, not {value!r}.")
     return converted
+
+
+def _convert_tuple(value: Any, kinds: tuple[Any, ...], metadata: Mapping[str, Any], where: str) -> Any:
+    """Of a fixed length, or of any when the type ends in an ellipsis."""
+    several = not isinstance(value, str) and hasattr(value, "__len__")
+    if kinds[-1] is Ellipsis and several and len(value):
+        kinds = kinds[:1] * len(value)
+    if kinds[-1] is Ellipsis or not several or len(value) != len(kinds):
+        count = "one or more" if kinds[-1] is Ellipsis else len(kinds)
+        raise UsageError(f"{where} needs {count} numbers, not {value!r}.")
+    return tuple(_convert(v, k, metadata, where) for v, k in zip(value, kinds, strict=True))
 
 
 def _convert_plain(value: Any, kind: type, where: str) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 # One parameter an image: a tensor (B,), or one number for all.
 PerImage = Tensor | float
+MARGIN = 256 / 224  # how much larger than the central crop an image is made before an evaluation
 
 
 class Box(NamedTuple):
@@ -154,28 +155,28 @@ def resize(images: Tensor, height: int, width: int, antialias: bool = False) -> 
     return _resample(images, rows, columns)
 
 
-def center_crop(image: Tensor, size: int, antialias: bool = False) -> Tensor:
+def center_crop(image: Tensor, size: int, antialias: bool = False, margin: float = MARGIN) -> Tensor:
     """The paper's evaluation view (appendix C) of one uint8 image (3, H, W): float32 (3, size, size) in [0, 1].
 
-    Short side to 256/224 of the size, central square of it, in one pass. An image of that very size is kept whole.
+    Short side to `margin` times the size, central square of it, in one pass. An image of that very size is kept whole.
     """
     if image.shape[-2:] == (size, size):
         return image.float().div_(255)
-    return _gather(image, *_center_taps(image, size, antialias))
+    return _gather(image, *_center_taps(image, size, antialias, margin))
 
 
 def center_crops(images: Tensor, size: int, antialias: bool = False) -> Tensor:
     """`center_crop` of uint8 images (B, 3, H, W) of one size."""
     if images.shape[-2:] == (size, size):
         return images.float().div_(255)
-    taps = zip(_center_taps(images, size, antialias), images.shape[2:], strict=True)
+    taps = zip(_center_taps(images, size, antialias, MARGIN), images.shape[2:], strict=True)
     return _resample(images, *(_matrix(side, 0, length) for side, length in taps))
 
 
-def _center_taps(image: Tensor, size: int, antialias: bool) -> list[_Taps]:
+def _center_taps(image: Tensor, size: int, antialias: bool, margin: float) -> list[_Taps]:
     """For rows and columns."""
     sides = image.shape[-2:]
-    resized = [round(side * round(size * 256 / 224) / min(sides)) for side in sides]
+    resized = [round(side * round(size * margin) / min(sides)) for side in sides]
     return [
         _taps(torch.tensor([[side]]), size, antialias, resized=whole, skip=(whole - size) // 2)
         for side, whole in zip(sides, resized, strict=True)

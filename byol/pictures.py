@@ -48,8 +48,7 @@ def neighbours(features: np.ndarray, queries: Sequence[int], count: int) -> np.n
     return similarity.topk(count, dim=1).indices.numpy()
 
 
-def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str, float] | None = None) -> None:
-    """Loss, schedules and the monitor's measures over the steps; `lines` are levels drawn beside the kNN accuracy."""
+def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
@@ -57,7 +56,35 @@ def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str,
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
+    return pyplot
+
+
+def _save(path: Path, figure: Any) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    _pyplot().close(figure)
+    write_atomically(path, content.getvalue())
+
+
+def few_labels(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], metric: str) -> None:
+    """Accuracy against the share of labels, a line a method, as (share, accuracy) points (paper, appendix C.1)."""
+    figure, axis = _pyplot().subplots(figsize=(6, 4.5), constrained_layout=True)
+    for title, points in lines.items():
+        shares, values = zip(*sorted(points), strict=True)
+        axis.plot([100 * s for s in shares], [100 * v for v in values], marker="o", label=title)
+    axis.set_xscale("log")
+    ticks = sorted({100 * share for points in lines.values() for share, _ in points})
+    axis.set_xticks(ticks, [f"{t:.3g}%" for t in ticks])
+    axis.minorticks_off()
+    axis.set(xlabel="labels used", ylabel=f"{metric} on test, %")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    _save(path, figure)
+
+
+def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str, float] | None = None) -> None:
+    """Loss, schedules and the monitor's measures over the steps; `lines` are levels drawn beside the kNN accuracy."""
+    figure, axes = _pyplot().subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
     panels = [
         ("loss", ["loss"]),
         ("learning rate and 1 − tau", ["lr", "tau"]),
@@ -82,7 +109,4 @@ def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str,
     for axis in (axes.flat[3], axes.flat[5]):
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    pyplot.close(figure)
-    write_atomically(path, content.getvalue())
+    _save(path, figure)

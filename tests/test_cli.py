@@ -50,6 +50,12 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *texts: str) ->
         (["pertrain"], ["pretrain"]),
         (["config", "--preset", "imagenete"], ["imagenette"]),
         (["embed", "/no/such/run", "scenes"], ["no encoder at /no/such/run"]),
+        (["evaluate", "/no/such/run", "--on", "scenes"], ["no encoder at /no/such/run"]),
+        (["evaluate", "run", "--on", "scenes", "--protocol", "linaer"], ["linear"]),
+        (["evaluate", "run", "--on", "scenes", "--budget", "soon"], ["20m"]),
+        (["evaluate", "run", "--on", "scenes", "--linear.epoch", "3"], ["--linear.epochs"]),
+        (["evaluate", "run", "--on", "scenes", "--linear.lrs", "0.1", "-1"], ["linear.lrs", "at least 0"]),
+        (["evaluate", "run"], ["on"]),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else None,
 )

@@ -52,7 +52,8 @@ def history(
         ("collapsing", [0.5, 0.5, 0.5], [20, 5, 1.2], [0.01, 0.02, 0.01]),
         ("learning", [0.5, 0.7, 0.8, 0.8, 0.8, 0.8], [12, 6, 6, 7, 7, 7], [0.01, 0.05, 0.1, 0.2, 0.2, 0.3]),
         ("stalled", [0.5] * 6, [20] * 6, [0.01, 0.02, 0.01, 0.01, 0.01, 0.01]),
-        ("stalled", [0.8] * 6, [20] * 6, [0.01, 0.2, 0.5, 0.5, 0.3, 0.2]),
+        ("stalled", [0.8] * 8, [20] * 8, [0.01, 0.2, 0.5, 0.5, 0.5, 0.3, 0.2, 0.2]),
+        ("learning", [0.8] * 8, [20] * 8, [0.01, 0.03, 0.05, 0.04, 0.05, 0.04, 0.03, 0.04]),
     ],
 )
 def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: list[float]) -> None:
@@ -60,6 +61,17 @@ def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: 
     verdict = monitor.verdict(history(spread, rank, retrieval))
     assert verdict.word == word
     assert verdict.sentence.lower().startswith(word)
+
+
+def test_labels_have_the_last_word_on_stalling() -> None:
+    """Breaks if a run whose classes emerge is called stalled because colours once told its views apart."""
+    looks = history([0.9] * 6, [20.0] * 6, [0.05, 0.09, 0.08, 0.06, 0.05, 0.05])
+    for number, record in enumerate(looks[1:]):
+        record["knn"] = 0.17 + 0.03 * number
+    assert monitor.verdict(looks).word == "learning"
+    for record in looks[1:]:
+        record["knn"] = 0.17
+    assert monitor.verdict(looks).word == "stalled"
 
 
 def test_a_collapse_names_its_likely_cause() -> None:

@@ -1,9 +1,13 @@
-"""Representations of whole data sets by a frozen encoder."""
+"""Representations of whole data sets by a frozen encoder, kept on disk so that they are computed once."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,35 +17,42 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from byol import data, views
-from byol.checkpoint import encoder_header, load_encoder
-from byol.config import Config, apply
-from byol.crops import center_crop
+from byol.config import Config
+from byol.crops import MARGIN, center_crop
 from byol.data.loader import quiet_worker, worker_count
 from byol.data.source import BadImage, Source
+from byol.data.task import Part, as_source
 from byol.errors import BadData, UsageError
-from byol.machine import Machine, choose
+from byol.evals.encoder import Encoder, frozen, open_encoder
+from byol.machine import Machine
 from byol.progress import bar, say
-from byol.records import write_atomically
+from byol.records import disk_error, read_json, write_atomically, write_json
 
 CHUNK = 256
 
 
 class Features(NamedTuple):
-    """Representations float32 (N, D) of the images that could be read, with their names and, if any, labels."""
+    """Representations float32 (N, D), memory-mapped when they come from the cache, and what is known of each."""
 
     values: np.ndarray
-    names: list[str]
-    labels: np.ndarray | None
-    classes: tuple[str, ...]
+    targets: np.ndarray
 
 
-class Crops(torch.utils.data.Dataset[Any]):
-    """Item i is a chunk of centre crops uint8 and the indices of those that could be read."""
+class Chunk(NamedTuple):
+    """Consecutive images as centre crops uint8 (n, 3, S, S), their numbers, and the names of those left out."""
 
-    def __init__(self, source: Source, resolution: int) -> None:
-        self.source, self.resolution = source, resolution
+    pixels: Tensor
+    indices: list[int]
+    bad: list[str]
 
-    def __getitem__(self, chunk: int) -> tuple[Tensor, list[int], list[str]]:
+
+class Crops(torch.utils.data.Dataset[Chunk]):
+    """Item i is the i-th chunk of centre crops."""
+
+    def __init__(self, source: Source, resolution: int, margin: float = MARGIN) -> None:
+        self.source, self.resolution, self.margin = source, resolution, margin
+
+    def __getitem__(self, chunk: int) -> Chunk:
         crops, kept, bad = [], [], []
         for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
             try:
@@ -49,95 +60,160 @@ class Crops(torch.utils.data.Dataset[Any]):
             except BadImage as error:
                 bad.append(f"{self.source.describe(index)} ({error})")
                 continue
-            crops.append((center_crop(image, self.resolution) * 255).round().to(torch.uint8))
+            crop = center_crop(image, self.resolution, margin=self.margin)
+            crops.append((crop * 255).round().to(torch.uint8))
             kept.append(index)
         size = self.resolution
-        return torch.stack(crops) if crops else torch.empty(0, 3, size, size, dtype=torch.uint8), kept, bad
+        return Chunk(torch.stack(crops) if crops else torch.empty(0, 3, size, size, dtype=torch.uint8), kept, bad)
 
 
-def centre_crops(source: Source, resolution: int, workers: int = 0) -> Iterator[tuple[Tensor, list[int], list[str]]]:
-    """All images in order, as chunks of centre crops uint8 (n, 3, S, S)."""
+def centre_crops(source: Source, resolution: int, workers: int = 0, margin: float = MARGIN) -> Iterator[Chunk]:
+    """All images in order; one that cannot be read is named and left out."""
     chunks = range((len(source) + CHUNK - 1) // CHUNK)
     workers = min(workers, len(chunks))
     loader: DataLoader[Any] = DataLoader(
-        Crops(source, resolution),
+        Crops(source, resolution, margin),
         batch_size=None,
         sampler=chunks,
         num_workers=workers,
         worker_init_fn=quiet_worker if workers else None,
     )
-    yield from loader
+    for chunk in loader:
+        for name in chunk.bad:
+            say(f"Left out: {name}")
+        yield chunk
 
 
 @torch.inference_mode()
-def represent(encoder: nn.Module, pixels: Tensor, config: Config, place: Machine) -> Tensor:
-    """Representations float32 (N, D) of uint8 images (N, 3, S, S)."""
+def represent(module: nn.Module, pixels: Tensor, config: Config, place: Machine) -> Tensor:
+    """What the module gives, float32 on the CPU, for uint8 images (N, 3, S, S)."""
     found = []
     for chunk in pixels.split(CHUNK):
         scaled = views.normalize(chunk.to(place.device).float() / 255, config.views.mean, config.views.std)
         with place.autocast():
-            found.append(encoder(place.images(scaled, config)).float().cpu())
+            found.append(module(place.images(scaled, config)).float().cpu())
     return torch.cat(found) if found else torch.empty(0, 0)
 
 
-def extract(encoder: nn.Module, source: Source, config: Config, place: Machine, workers: int = 0) -> Features:
-    """The frozen encoder's representation of every image's centre crop, with a progress bar; bad images are named."""
-    was_training = encoder.training
-    encoder.eval().to(**place.placement(config))
-    values, kept = [], []
-    with bar("Embedding", len(source), "images") as shown:
-        for pixels, indices, bad in centre_crops(source, config.data.resolution, workers):
-            for name in bad:
-                say(f"Left out: {name}")
+def represented(encoder: Encoder, source: Source, margin: float = MARGIN) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Chunks (n, D) with the images' numbers, with a progress bar; float32, as features are kept and used often."""
+    exact = encoder.place if encoder.place.precision == "float64" else replace(encoder.place, precision="float32")
+    workers = worker_count(encoder.config) if len(source) > CHUNK else 0
+    with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
+        for pixels, indices, bad in centre_crops(source, encoder.resolution, workers, margin):
             if indices:
-                values.append(represent(encoder, pixels, config, place).numpy())
-            kept += indices
+                yield represent(module, pixels, encoder.config, exact).numpy(), indices
             shown.advance(len(indices) + len(bad))
-    encoder.train(was_training)
-    if not kept:
+
+
+def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
+    """All representations (N, D) in memory, and the numbers of the images that could be read."""
+    found = list(represented(encoder, source))
+    if not found:
         raise BadData(f"None of the {len(source)} images of {source.name} can be read.")
-    labels = None if source.labels is None else source.labels[kept]
-    return Features(np.concatenate(values), [source.describe(i) for i in kept], labels, source.classes)
+    return np.concatenate([values for values, _ in found]), [index for _, indices in found for index in indices]
 
 
-def open_encoder(path: str | Path) -> tuple[nn.Module, Config]:
-    """An encoder with the part of the config that its input depends on."""
-    header = encoder_header(path)
-    config = apply(
-        Config(),
-        {
-            "views.mean": header["mean"],
-            "views.std": header["std"],
-            "data.resolution": header["resolution"],
-            "run.precision": "float32",  # features are kept, so exact ones are worth twice the time
-        },
-        str(path),
-    )
-    return load_encoder(path), config
+def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -> Features:
+    """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
+    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {fingerprint(part)}")
+    facts = path.with_suffix(".json")
+    if not (facts.exists() and path.exists()):
+        kept = list[int]()
+        _store(path, (len(part), encoder.num_features), _rows(encoder, part, margin, kept))
+        write_json(facts, {"left_out": sorted(set(range(len(part))) - set(kept))})
+    left_out = read_json(facts)["left_out"]
+    return Features(_mapped(path)[: len(part) - len(left_out)], np.delete(part.targets, left_out, axis=0))
+
+
+def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: float = MARGIN) -> Features:
+    """Two parts one after the other, from their own features: no image is looked at twice."""
+    one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
+    parts = f"{fingerprint(first)} {fingerprint(second)}"
+    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
+    if not path.exists():
+        rows = (values[i : i + CHUNK] for values in (one.values, two.values) for i in range(0, len(values), CHUNK))
+        _store(path, (len(one.values) + len(two.values), encoder.num_features), rows)
+    return Features(_mapped(path), np.concatenate([one.targets, two.targets]))
+
+
+def _path(cache: Path, key: str) -> Path:
+    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Writable for torch, which wants that; what is written never reaches the file."""
+    found: np.ndarray = np.load(path, mmap_mode="c")
+    return found
+
+
+def _rows(encoder: Encoder, part: Part, margin: float, kept: list[int]) -> Iterator[np.ndarray]:
+    """The readable images' features in order, then zeros where the unreadable ones would stand."""
+    for values, indices in represented(encoder, as_source(part), margin):
+        kept += indices
+        yield values
+    if not kept:
+        raise BadData(f"None of the {len(part)} images of {part.source.name} can be read.")
+    yield np.zeros((len(part) - len(kept), encoder.num_features), np.float32)
+
+
+def fingerprint(part: Part) -> str:
+    """Of names, targets and, for files, sizes and times: the same when the images are the same."""
+    digest = hashlib.sha256(part.targets.tobytes())
+    for index in part.indices.tolist():
+        digest.update(part.source.describe(index).encode("utf-8", "surrogateescape") + b"\0")
+        if part.source.stamp:
+            digest.update(part.source.stamp(index) + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _store(path: Path, shape: tuple[int, int], rows: Iterator[np.ndarray]) -> None:
+    """A .npy file written row by row: a full disk is an error here, where a memory map would kill the process."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for values in rows:
+                file.write(np.ascontiguousarray(values, "<f4").data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise disk_error(path, error, 4 * shape[0] * shape[1]) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def default_cache() -> Path:
+    """Where features are kept when nothing else is asked for."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "byol" / "features"
 
 
 def embed(path: str | Path, data_name: str | Path, split: str = "train") -> tuple[np.ndarray, list[str]]:
     """Features (N, D) and names of all images in `data_name`, by the encoder of a run."""
-    features = _embed(path, data_name, split)
-    return features.values, features.names
+    source, values, kept = _embed(path, data_name, split)
+    return values, [source.describe(i) for i in kept]
 
 
-def _embed(path: str | Path, data_name: str | Path, split: str) -> Features:
-    encoder, config = open_encoder(path)
-    source = data.open_source(str(data_name), config.data, split)
-    return extract(encoder, source, config, choose(config), worker_count(config))
+def _embed(path: str | Path, data_name: str | Path, split: str) -> tuple[Source, np.ndarray, list[int]]:
+    encoder = open_encoder(path)
+    source = data.open_source(str(data_name), encoder.config.data, split)
+    return source, *extract(encoder, source)
 
 
 def write_features(path: Path, data_name: str, out: Path, split: str) -> None:
     """A .npz of features, names and, when there are any, labels and classes."""
     if out.suffix != ".npz":
         raise UsageError(f"--out should end in .npz, not be {out}.")
-    features = _embed(path, data_name, split)
-    arrays: dict[str, Any] = {"features": features.values, "names": np.array(features.names)}
-    if features.labels is not None:
-        arrays |= {"labels": features.labels, "classes": np.array(features.classes)}
+    source, values, kept = _embed(path, data_name, split)
+    arrays: dict[str, Any] = {"features": values, "names": np.array([source.describe(i) for i in kept])}
+    if source.labels is not None:
+        arrays |= {"labels": source.labels[kept], "classes": np.array(source.classes)}
     content = io.BytesIO()
     np.savez(content, **arrays)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, content.getvalue())
-    print(f"{out}: {features.values.shape[0]} images, {features.values.shape[1]} features each")
+    print(f"{out}: {values.shape[0]} images, {values.shape[1]} features each")

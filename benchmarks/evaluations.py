@@ -1,0 +1,96 @@
+"""The classification protocols on real images: BYOL's encoder beside a random and a supervised one of the same size.
+
+    python benchmarks/evaluations.py RUN CIFAR FLOWERS --minutes 35
+
+RUN was pretrained on CIFAR (train/<class>/, test/<class>/); FLOWERS holds class folders without given parts. One file
+results/evaluation-DATA-PROTOCOL.json a comparison, with three seeds of the evaluation on each encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from byol.evals.spec import Finetune, Knn, SemiSupervised, Specs, Supervised
+from byol.evaluation import evaluate
+from byol.records import write_json
+
+SEEDS = (0, 1, 2)
+SPECS = Specs(
+    knn=Knn(k=200, temperature=0.1),
+    semi_supervised=SemiSupervised(fractions=(0.01, 0.1)),
+    finetune=Finetune(),
+    supervised=Supervised(epochs=12, warmup_epochs=1, augment_ops=1),
+)
+# data, protocol, encoders, share of the time. From scratch is part of semi-supervised itself, and an encoder that
+# has seen all labels of CIFAR has no place there.
+COMPARISONS = [
+    ("cifar", "knn", ("byol", "random", "supervised"), 0.0),
+    ("cifar", "transfer-linear", ("byol", "random", "supervised"), 0.0),
+    ("cifar", "semi-supervised", ("byol",), 0.25),
+    ("flowers", "knn", ("byol", "random", "supervised"), 0.0),
+    ("flowers", "transfer-linear", ("byol", "random", "supervised"), 0.0),
+    ("flowers", "linear", ("byol", "random", "supervised"), 0.35),
+    ("flowers", "finetune", ("byol", "random", "supervised"), 0.4),
+]
+KEPT = ("test", "data", "spec", "commit", "machine", "versions")
+
+
+def compared(encoders: dict[str, str], on: str, protocol: str, seconds: float, work: Path) -> dict[str, Any]:
+    """protocol on every encoder, as one record."""
+    records = {
+        name: evaluate(
+            path,
+            on,
+            [protocol],
+            specs=SPECS,
+            seeds=SEEDS,
+            seconds=seconds / len(encoders) if seconds else float("inf"),
+            out=work / f"{Path(on).name}-{name}",
+            cache=work / "features",
+        )[protocol]
+        for name, path in encoders.items()
+    }
+    first = next(iter(records.values()))
+    return {
+        "protocol": protocol,
+        **{key: first[key] for key in KEPT if key != "test"},
+        "encoders": {
+            name: {"test": r["test"], "encoder": r["encoder"], "runs": [_short(run) for run in r["runs"]]}
+            for name, r in records.items()
+        },
+        "minutes": round(sum(run["seconds"] for r in records.values() for run in r["runs"]) / 60, 2),
+    }
+
+
+def _short(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key != "rows"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("cifar")
+    parser.add_argument("flowers")
+    parser.add_argument("--minutes", type=float, default=35.0, help="for all comparisons together")
+    parser.add_argument("--work", type=Path, default=Path("runs/evaluations"))
+    arguments = parser.parse_args()
+    folders = {"cifar": arguments.cifar, "flowers": arguments.flowers}
+    baseline = arguments.work / "supervised"
+    if not (baseline / "supervised" / "encoder.safetensors").exists():
+        found = evaluate(arguments.run, arguments.cifar, ["supervised"], specs=SPECS, out=baseline)["supervised"]
+        write_json(Path("results/evaluation-cifar-supervised.json"), found)
+    paths = {
+        "byol": arguments.run,
+        "random": f"random:{arguments.run}",
+        "supervised": str(baseline / "supervised"),
+    }
+    for data, protocol, names, share in COMPARISONS:
+        seconds = share * arguments.minutes * 60
+        record = compared({n: paths[n] for n in names}, folders[data], protocol, seconds, arguments.work)
+        write_json(Path("results") / f"evaluation-{data}-{protocol}.json", record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What an evaluation looks at: an encoder with how its input is made, and the proof that it stayed as it was."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from byol import networks
+from byol.checkpoint import encoder_header, load_encoder
+from byol.config import Config, View, Views, apply
+from byol.machine import Machine, choose
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A module with the config it was trained with, as far as evaluations depend on it, and what computes it."""
+
+    name: str
+    module: nn.Module
+    config: Config
+    place: Machine
+
+    @property
+    def num_features(self) -> int:
+        return int(self.module.num_features)  # type: ignore[arg-type]
+
+    @property
+    def resolution(self) -> int:
+        return self.config.data.resolution
+
+    def trainable(self) -> nn.Module:
+        """A copy of its own, so that fine-tuning leaves the encoder alone."""
+        return copy.deepcopy(self.module)
+
+    def checksum(self) -> str:
+        return checksum(self.module)
+
+
+def checksum(module: nn.Module) -> str:
+    """Of every weight and every batch statistic, with names and shapes."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}\0".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def frozen(encoder: Encoder) -> Iterator[nn.Module]:
+    """The module in evaluation mode on its device; afterwards every weight and statistic is the same byte for byte."""
+    before = encoder.checksum()
+    encoder.module.eval().to(**encoder.place.placement(encoder.config))
+    yield encoder.module
+    assert encoder.checksum() == before, "the frozen encoder was changed"
+
+
+def open_encoder(path: str | Path, settings: Mapping[str, Any] | None = None) -> Encoder:
+    """The encoder of a run or an encoder file; `settings` are config fields such as run.device."""
+    header = encoder_header(path)
+    values = {f"views.{name}": value for name, value in header["views"].items()}
+    values |= {f"network.{name}": value for name, value in header["network"].items()}
+    values |= {"data.resolution": header["resolution"], **(settings or {})}
+    config = apply(Config(), values, str(path))
+    return Encoder(str(path), load_encoder(path), config, choose(config))
+
+
+def random_encoder(like: Encoder, seed: int) -> Encoder:
+    """The same network before any training."""
+    torch.manual_seed(seed)
+    return replace(like, name="random", module=networks.encoder(like.config.network).eval())
+
+
+def spatial_views(views: Views) -> Views:
+    """Random crops, as in pretraining, and flips; nothing else (paper, appendix C)."""
+    t = views.t
+    plain = View(t.area_min, t.area_max, t.ratio_min, t.ratio_max, t.flip, jitter=0.0, grayscale=0.0, blur=0.0)
+    return replace(views, t=plain, t_prime=plain)

@@ -1,0 +1,108 @@
+"""What each evaluation protocol lets one choose, with the paper's values as defaults; needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from byol.config import option
+
+
+def log_spaced(low: float, high: float, count: int) -> tuple[float, ...]:
+    """`count` values from low to high, each the same multiple of the one before."""
+    return tuple(low * (high / low) ** (i / (count - 1)) for i in range(count))
+
+
+@dataclass(frozen=True)
+class Knn:
+    """Weighted nearest neighbours."""
+
+    k: int = option(20, "neighbours that vote", low=1)
+    temperature: float = option(0.07, "a neighbour votes with weight exp(cosine / temperature)", low=1e-6)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Paper, appendix C.1: linear evaluation on ImageNet; its variant by `views`, `tclip` and `logit_penalty`."""
+
+    epochs: float = option(80.0, "passes over the training images", low=0)
+    batch: int = option(1024, "images a step", low=1)
+    lrs: tuple[float, ...] = option(
+        (0.4, 0.3, 0.2, 0.1, 0.05), "learning rates to choose from, for 256 images a step; scaled with the batch", low=0
+    )
+    views: Literal["spatial", "pretraining"] = option("spatial", "crops and flips, or T of pretraining (variant)")
+    tclip: float = option(0.0, "alpha of the clipped logits; the variant has 20, 0 is off", low=0)
+    logit_penalty: float = option(0.0, "beta of the penalty on squared logits; the variant has 0.01", low=0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Paper, appendix D.2: logistic regression on frozen features."""
+
+    penalties: tuple[float, ...] = option(
+        log_spaced(1e-6, 1e5, 45), "l2 penalties to choose from, beside the sum of losses", low=0
+    )
+    max_iterations: int = option(500, "of L-BFGS, each penalty", low=1)
+
+
+@dataclass(frozen=True)
+class SemiSupervised:
+    """Paper, appendix C.1: fine-tuning with a fraction of the labels."""
+
+    fractions: tuple[float, ...] = option((0.01, 0.1), "fractions of the labels, balanced over classes", low=0, high=1)
+    labels: str = option("", "a file that names the labelled images, one a line, instead of fractions")
+    lrs: tuple[float, ...] = option(
+        (0.01, 0.02, 0.05, 0.1, 0.005), "learning rates to choose from, for 256 images a step", low=0
+    )
+    epochs: tuple[float, ...] = option((30.0, 50.0), "numbers of epochs to choose from", low=0)
+    batch: int = option(1024, "images a step; all of them when there are fewer", low=1)
+    scratch: bool = option(True, "also train the same network from scratch on the same labels")
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Paper, appendix D.3: fine-tuning on another data set."""
+
+    steps: int = option(20_000, "optimizer steps", low=1)
+    batch: int = option(256, "images a step", low=1)
+    lrs: tuple[float, ...] = option(log_spaced(1e-4, 1e-1, 7), "learning rates to choose from", low=0)
+    weight_decays: tuple[float, ...] = option(
+        (0.0, *log_spaced(1e-6, 1e-3, 7)), "weight decays to choose from, divided by the learning rate", low=0
+    )
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Paper, appendix C.2: the same encoder from scratch with all labels. It names no rate and no batch."""
+
+    epochs: float = option(200.0, "passes over the training images", low=0)
+    batch: int = option(256, "images a step", low=1)
+    lrs: tuple[float, ...] = option((0.1,), "learning rates to choose from, for 256 images a step", low=0)
+    warmup_epochs: float = option(5.0, "epochs of linear warm-up", low=0)
+    weight_decay: float = option(1e-4, "not applied to biases and normalization", low=0)
+    label_smoothing: float = option(0.1, "probability given to the other classes", low=0, high=1)
+    augment_ops: int = option(2, "operations of RandAugment an image; 0: crops and flips alone", low=0)
+    augment_magnitude: int = option(9, "strength of RandAugment, of 30", low=0, high=30)
+
+
+@dataclass(frozen=True)
+class Specs:
+    """All of them, so that every field is a flag such as --linear.epochs."""
+
+    knn: Knn = Knn()
+    transfer: Transfer = Transfer()
+    linear: Linear = Linear()
+    semi_supervised: SemiSupervised = SemiSupervised()
+    finetune: Finetune = Finetune()
+    supervised: Supervised = Supervised()
+
+
+# protocol → field of Specs; in the order of their cost, which is the order of `all`
+PROTOCOLS = {
+    "knn": "knn",
+    "transfer-linear": "transfer",
+    "linear": "linear",
+    "semi-supervised": "semi_supervised",
+    "finetune": "finetune",
+    "supervised": "supervised",
+}

@@ -1,0 +1,178 @@
+"""`byol evaluate`: opens encoder and data, runs protocols within a budget, writes result.json, prints one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from byol import data, machine
+from byol.config import flatten
+from byol.data.task import Task
+from byol.errors import UsageError, nearest
+from byol.evals import features, finetune, knn, linear, semi_supervised, supervised, transfer
+from byol.evals.encoder import Encoder, open_encoder, random_encoder
+from byol.evals.spec import PROTOCOLS, Specs
+from byol.evals.sweep import Result, Session
+from byol.progress import duration, say
+from byol.records import only_writer, write_json
+from byol.rundir import commit, now
+
+EVALUATE: dict[str, Callable[[Encoder, Task, Any, Session], Result]] = {
+    "knn": knn.evaluate,
+    "transfer-linear": transfer.evaluate,
+    "linear": linear.evaluate,
+    "semi-supervised": semi_supervised.evaluate,
+    "finetune": finetune.evaluate,
+    "supervised": supervised.evaluate,
+}
+
+
+def evaluate(
+    run: str | Path,
+    on: str,
+    protocols: Sequence[str] = ("all",),
+    *,
+    specs: Specs | None = None,
+    seeds: Sequence[int] = (0,),
+    seconds: float = float("inf"),
+    out: str | Path | None = None,
+    cache: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Every protocol on the data set `on`: protocol → what its result.json holds. `run` may also be random:RUN."""
+    specs = specs or Specs()
+    names = chosen_protocols(protocols)
+    encoder = _open(str(run), settings or {})
+    task = data.open_task(on, encoder.config.data)
+    place = Path(out) if out else _place(str(run), on)
+    _announce(encoder, task, names, seconds)
+    began, found = time.monotonic(), {}
+    with only_writer(place):
+        for number, name in enumerate(names):
+            left = began + seconds - time.monotonic()
+            share = left / (len(names) - number)  # what the quick ones leave over goes to the slow ones
+            base = Session(cache=Path(cache) if cache else features.default_cache(), seconds=share, out=place / name)
+            try:
+                found[name] = _protocol(name, encoder, task, getattr(specs, PROTOCOLS[name]), base, seeds)
+            except UsageError as error:
+                if len(names) == 1:
+                    raise
+                say(f"{name} was left out: {error}")
+                continue
+            write_json(place / name / "result.json", found[name])
+    print(table(found))
+    return found
+
+
+def chosen_protocols(asked: Sequence[str]) -> list[str]:
+    """Names as given, or all; in the order of their cost."""
+    for name in asked:
+        if name != "all" and name not in PROTOCOLS:
+            raise UsageError(f"There is no protocol '{name}'. {nearest(name, [*PROTOCOLS, 'all'])}")
+    return [name for name in PROTOCOLS if name in asked or "all" in asked]
+
+
+def _open(run: str, settings: Mapping[str, Any]) -> Encoder:
+    if run.startswith("random:"):
+        return random_encoder(open_encoder(run.removeprefix("random:"), settings), 0)
+    return open_encoder(run, settings)
+
+
+def _place(run: str, on: str) -> Path:
+    """Beside the encoder: RUN/evaluations/DATA."""
+    path, prefix = Path(run.removeprefix("random:")), "random-" if run.startswith("random:") else ""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(on).name)
+    return (path if path.is_dir() else path.parent) / "evaluations" / f"{prefix}{name}"
+
+
+def _announce(encoder: Encoder, task: Task, names: Sequence[str], seconds: float) -> None:
+    say(
+        f"Evaluating {encoder.name} ({encoder.config.network.encoder}, width {encoder.config.network.width:g}, "
+        f"{encoder.resolution} px) on {task.name}: {len(task.train):,} images to train, {len(task.validation):,} to "
+        f"choose on, {len(task.classes)} classes, {task.metric}; {', '.join(names)}"
+        + (f"; within {duration(seconds)}" if seconds != float("inf") else "")
+    )
+
+
+def _protocol(
+    name: str, encoder: Encoder, task: Task, spec: Any, base: Session, seeds: Sequence[int]
+) -> dict[str, Any]:
+    """One protocol with every seed: the record that is written."""
+    runs, began = [], time.monotonic()
+    for number, seed in enumerate(seeds):
+        started = time.monotonic()
+        seconds = (base.seconds - (started - began)) / (len(seeds) - number)
+        out = base.out / f"seed{seed}" if base.out and len(seeds) > 1 else base.out
+        session = replace(base, seed=seed, seconds=seconds, started=started, out=out)
+        result = EVALUATE[name](encoder, task.again(), spec, session)
+        say(f"{name}, seed {seed}: " + ", ".join(f"{k} {v:.2%}" for k, v in result.test.items()))
+        runs.append(_record(seed, result, time.monotonic() - started))
+    return {
+        "protocol": name,
+        "encoder": {
+            "name": Path(encoder.name).name,
+            "checksum": encoder.checksum(),
+            "network": flatten(encoder.config.network),
+            "resolution": encoder.resolution,
+        },
+        "data": _describe(task),
+        "spec": flatten(spec),
+        "test": _summary([run["test"] for run in runs]),
+        "runs": runs,
+        "created": now(),
+        "commit": commit(),
+        "machine": {"device": encoder.place.device_name, "precision": encoder.place.precision},
+        "versions": machine.versions(),
+    }
+
+
+def _record(seed: int, result: Result, seconds: float) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "choices": [{"setting": t.setting, "validation": t.validation} for t in result.trials],
+        "chosen": result.chosen,
+        "test": result.test,
+        "notes": result.notes,
+        "seconds": round(seconds, 1),
+        **result.extra,
+    }
+
+
+def _describe(task: Task) -> dict[str, Any]:
+    """Sizes and checksums of the parts; the test part is looked at again only after the result is known."""
+    test = task.test.again().open()
+    parts = {"train": task.train, "validation": task.validation, "test": test}
+    return {
+        "name": Path(task.name).name,
+        "classes": len(task.classes),
+        "metric": task.metric,
+        "images": {name: len(part) for name, part in parts.items()},
+        "checksums": {name: features.fingerprint(part) for name, part in parts.items()},
+    }
+
+
+def _summary(tests: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and half the range over the seeds, by figure."""
+    summary = {}
+    for figure in tests[0]:
+        values = [test[figure] for test in tests]
+        summary[figure] = {"mean": mean(values), "half_range": (max(values) - min(values)) / 2, "seeds": len(values)}
+    return summary
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line a figure, for people; what a budget cut is said below."""
+    lines = [f"{'protocol':<18}{'figure':<28}{'test':>8}{'±':>7}{'seconds':>9}"]
+    notes = []
+    for name, record in found.items():
+        seconds = sum(run["seconds"] for run in record["runs"])
+        for figure, value in record["test"].items():
+            spread = f"{100 * value['half_range']:.2f}" if value["seeds"] > 1 else ""
+            lines.append(f"{name:<18}{figure:<28}{100 * value['mean']:>7.2f}%{spread:>7}{seconds:>9.0f}")
+            name, seconds = "", 0.0
+        notes += [f"{record['protocol']}: {note}" for run in record["runs"] for note in run["notes"]]
+    return "\n".join([*lines, *dict.fromkeys(notes)])

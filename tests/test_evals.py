@@ -1,0 +1,394 @@
+"""Every protocol on rendered scenes: it chooses without the test images, leaves the encoder alone, and reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from byol import checkpoint, networks
+from byol.config import Config, Data, View, Views, apply
+from byol.data import open_task
+from byol.data.folder import folder as folder_source
+from byol.data.task import Part, Sealed, Task, held_out_fraction, whole
+from byol.errors import UsageError
+from byol.evals import features, finetune, linear, logistic, semi_supervised, supervised, sweep, training
+from byol.evals.encoder import Encoder, checksum, frozen, open_encoder, random_encoder
+from byol.evals.spec import PROTOCOLS, Finetune, Knn, Linear, SemiSupervised, Specs, Supervised, Transfer
+from byol.evals.sweep import Session, Trial
+from byol.evaluation import EVALUATE, evaluate
+from tests.conftest import write_images
+
+SPECS = Specs(
+    Knn(k=5),
+    Transfer(penalties=(1e-2, 1.0, 100.0)),
+    Linear(epochs=2, batch=32, lrs=(0.4, 0.05)),
+    SemiSupervised(fractions=(0.1, 0.5), lrs=(0.1, 0.02), epochs=(1.0, 2.0), batch=16),
+    Finetune(steps=3, batch=16, lrs=(0.01, 0.1), weight_decays=(0.0, 1e-4)),
+    Supervised(epochs=1, batch=16, lrs=(0.1, 0.02)),
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny encoder with statistics of its own, as a file."""
+    config = apply(
+        Config(),
+        {
+            "network.encoder": "resnet18",
+            "network.width": 0.05,
+            "network.small_images": True,
+            "data.resolution": 32,
+            "views.t.area_min": 0.3,
+        },
+    )
+    torch.manual_seed(0)
+    module = networks.encoder(config.network)
+    module.train()(torch.rand(16, 3, 32, 32))
+    file = tmp_path_factory.mktemp("run") / checkpoint.ENCODER
+    checkpoint.save_encoder(file, module, config, {"step": 1})
+    return file
+
+
+@pytest.fixture
+def encoder(path: Path) -> Encoder:
+    return open_encoder(path, {"run.precision": "float32", "data.workers": 0})
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return open_task("scenes:120", Data(resolution=32))
+
+
+def spec_of(name: str) -> Any:
+    return getattr(SPECS, PROTOCOLS[name])
+
+
+@pytest.mark.parametrize("name", EVALUATE)
+def test_no_choice_depends_on_the_test_images(name: str, encoder: Encoder, task: Task, tmp_path: Path) -> None:
+    """Breaks if anything is chosen, trained or stopped by what the test part holds: two test parts, the same choices.
+
+    Also: the encoder that came in is byte for byte the one that goes out.
+    """
+    before = encoder.checksum()
+    test = task.test.again().open()
+    random = np.random.default_rng(0)
+    results = []
+    for number, targets in enumerate((test.targets, random.permutation(test.targets))):
+        other = replace(task, test=Sealed(lambda t=targets: Part(test.source, test.indices, t)))
+        session = Session(cache=tmp_path / "cache", out=tmp_path / str(number))
+        results.append(EVALUATE[name](encoder, other, spec_of(name), session))
+    assert results[0].trials == results[1].trials
+    assert results[0].chosen == results[1].chosen
+    assert results[0].test != results[1].test
+    assert all(0 <= value <= 1 for value in results[0].test.values())
+    assert encoder.checksum() == before
+
+
+@pytest.mark.parametrize("name", EVALUATE)
+def test_nothing_is_trained_after_the_test_part_is_opened(
+    name: str, encoder: Encoder, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if a step, a fit or another look at the validation part follows the opening."""
+    sealed = task.test.again()
+    step, fit, score = torch.optim.SGD.step, logistic.fit, training.Held.score
+
+    def guarded(function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            assert not sealed.opened, f"{function.__name__} after the test part was opened"
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(torch.optim.SGD, "step", guarded(step))
+    monkeypatch.setattr(logistic, "fit", guarded(fit))
+    monkeypatch.setattr(training.Held, "score", guarded(score))
+    session = Session(cache=tmp_path / "cache", out=tmp_path / "out")
+    EVALUATE[name](encoder, replace(task, test=sealed), spec_of(name), session)
+    assert sealed.opened
+
+
+def test_frozen_means_frozen(encoder: Encoder) -> None:
+    """Breaks if a moved weight or batch statistic goes unnoticed."""
+    with frozen(encoder) as module:
+        module(torch.rand(4, 3, 32, 32))
+    for name in ("conv1.weight", "layer3.0.bn1.running_mean", "bn1.num_batches_tracked"):
+        with pytest.raises(AssertionError, match="changed"), frozen(encoder) as module:
+            module.state_dict()[name].add_(1)
+
+
+def test_checksum_sees_names_shapes_and_bytes() -> None:
+    """Breaks if two different modules share a checksum, and with it their cached features."""
+    one, two = nn.Linear(2, 3), nn.Linear(3, 2)
+    with torch.no_grad():
+        for part in (one, two):
+            part.weight.fill_(1)
+            part.bias.zero_()
+    assert checksum(one) != checksum(two)
+    assert checksum(one) != checksum(nn.Sequential(one))
+
+
+def test_features_are_computed_once(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if the cache is missed for the same images, or hit for a changed file or another encoder."""
+    part = whole(folder_source(write_images(tmp_path / "images", 12)))
+    first = features.of_part(encoder, part, tmp_path / "cache")
+    calls = []
+    original = features.represent
+    monkeypatch.setattr(features, "represent", lambda *a: calls.append(1) or original(*a))
+    again = features.of_part(encoder, part, tmp_path / "cache")
+    assert not calls
+    assert isinstance(again.values.base if again.values.base is not None else again.values, np.memmap)
+    np.testing.assert_array_equal(first.values, again.values)
+    features.of_part(random_encoder(encoder, 5), part, tmp_path / "cache")
+    assert len(calls) == 1
+    file = next((tmp_path / "images" / "class0").iterdir())
+    file.write_bytes(file.read_bytes() + b" ")
+    features.of_part(encoder, part, tmp_path / "cache")
+    assert len(calls) == 2
+
+
+def test_bad_images_leave_no_gap(encoder: Encoder, tmp_path: Path) -> None:
+    """Breaks if features and targets slide against each other where an image cannot be read."""
+    root = write_images(tmp_path / "images", 12)
+    sound = features.of_part(encoder, whole(folder_source(root)), tmp_path / "cache")
+    (root / "class0" / "004.jpg").write_bytes(b"no image")
+    part = whole(folder_source(root))
+    found = features.of_part(encoder, part, tmp_path / "cache")
+    place = [part.source.describe(i) for i in range(12)].index("class0/004.jpg")
+    np.testing.assert_array_equal(found.values, np.delete(sound.values, place, axis=0))
+    assert found.targets.tolist() == np.delete(part.targets, place).tolist()
+    both = features.of_both(encoder, part, part, tmp_path / "cache")
+    np.testing.assert_array_equal(both.values, np.concatenate([found.values, found.values]))
+
+
+def test_a_bank_is_its_heads_trained_alone(encoder: Encoder, task: Task) -> None:
+    """Breaks if one learning rate's head feels another's gradient or rate."""
+    images = training.images_of(task.train, encoder)
+    spec = Linear(epochs=2, batch=32)
+    with frozen(encoder):
+        bank = linear.train_bank(encoder, images, 10, [0.4, 0.05], spec, 3)
+        alone = [linear.train_bank(encoder, images, 10, [lr], spec, 3)[0] for lr in (0.4, 0.05)]
+    for together, single in zip(bank, alone, strict=True):
+        assert torch.equal(together.weight, single.weight)
+        assert torch.equal(together.bias, single.bias)
+    assert not torch.equal(bank[0].weight, bank[1].weight)
+
+
+def test_a_head_is_trained_as_the_protocol_says(encoder: Encoder, task: Task) -> None:
+    """Breaks if momentum is not Nesterov's, the rate is not scaled by batch/256 or follows no cosine, or decay is on.
+
+    With whole-image crops and no flip the features are fixed, and the update rule can be written out.
+    """
+    still = View(area_min=1.0, area_max=1.0, ratio_min=1.0, ratio_max=1.0, flip=0.0)
+    fixed = replace(encoder, config=replace(encoder.config, views=Views(t=still, t_prime=still)))
+    part = task.train.take(np.arange(32))
+    images = training.images_of(part, fixed)
+    spec = Linear(epochs=5, batch=32, lrs=(0.4,))
+    with frozen(fixed) as module:
+        head = linear.train_bank(fixed, images, 10, [0.4], spec, 3)[0]
+        start = linear._heads(fixed, 10, 1, 3)[0]
+        pixels = torch.stack([part.source.read(int(i)) for i in part.indices])
+        inputs = features.represent(module, pixels, fixed.config, fixed.place).double()
+    targets = torch.from_numpy(part.targets)
+    weight, bias = start.weight.detach().double(), start.bias.detach().double()
+    buffers = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for k in range(5):
+        lr = 0.4 * 32 / 256 * 0.5 * (1 + math.cos(math.pi * k / 5))
+        error = (F.softmax(inputs @ weight.T + bias, 1) - F.one_hot(targets, 10)) / 32
+        for value, gradient, buffer in zip((weight, bias), (error.T @ inputs, error.sum(0)), buffers, strict=True):
+            buffer.mul_(0.9).add_(gradient)
+            value.sub_(lr * (gradient + 0.9 * buffer))
+    torch.testing.assert_close(head.weight.double(), weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(head.bias.double(), bias, rtol=1e-4, atol=1e-6)
+
+
+def test_clipped_and_penalized_logits_by_hand() -> None:
+    """Breaks if tclip or the penalty differ from appendix C: α tanh(x/α) of (20 artanh ½, 0) is (10, 0)."""
+    logits = torch.tensor([[20 * math.atanh(0.5), 0.0]], dtype=torch.float64)
+    target = torch.tensor([0])
+    expected = math.log1p(math.exp(-10)) + 0.01 * (100 + 0) / 2
+    assert linear.regularized_loss(logits, target, 20.0, 0.01).item() == pytest.approx(expected, rel=1e-12)
+    plain = F.cross_entropy(logits, target).item()
+    assert linear.regularized_loss(logits, target, 0.0, 0.0).item() == pytest.approx(plain, rel=1e-12)
+
+
+def test_several_labels_an_image() -> None:
+    """Breaks if entries that do not count reach the loss, or the mean is over all entries."""
+    logits = torch.tensor([[2.0, -1.0, 0.5]], dtype=torch.float64)
+    targets = torch.tensor([[1, -1, 0]], dtype=torch.int8)
+    expected = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-1))) / 2
+    assert training.loss_of(logits, targets).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_balanced_selection(task: Task) -> None:
+    """Breaks if classes get unequal shares, or a smaller fraction is not part of a larger one."""
+    half, all_ = semi_supervised.balanced(task.train, 0.5, 0), semi_supervised.balanced(task.train, 1.0, 0)
+    tenth = semi_supervised.balanced(task.train, 0.1, 0)
+    assert set(np.bincount(tenth.targets)) == {1}
+    assert set(np.bincount(half.targets)) == {6}
+    assert {*tenth.indices} < {*half.indices} < {*all_.indices}
+    assert len(all_) == len(task.train)
+
+
+def test_a_list_of_labelled_images(tmp_path: Path) -> None:
+    """Breaks if SimCLR's format (one file name a line) is not understood."""
+    train, _ = held_out_fraction(whole(folder_source(write_images(tmp_path / "images", 12))), 0.2)
+    names = [Path(train.source.describe(int(i))).name for i in train.indices[[1, 3]]]
+    (tmp_path / "1percent.txt").write_text("\n".join([*names, "n01440764_10026.JPEG", ""]))
+    assert semi_supervised.listed(train, tmp_path / "1percent.txt").indices.tolist() == train.indices[[1, 3]].tolist()
+    with pytest.raises(UsageError, match="Cannot read"):
+        semi_supervised.listed(train, tmp_path / "missing.txt")
+
+
+def test_the_grid_of_fine_tuning() -> None:
+    """Breaks if a pair is missing, or the decay is not divided by the learning rate (appendix D.3)."""
+    settings = finetune.grid(Finetune())
+    pairs = {(s["lr"], s["weight_decay"]) for s in settings}
+    assert len(settings) == len(pairs) == 56
+    assert sorted({lr for lr, _ in pairs}) == pytest.approx([1e-4 * 10 ** (i / 2) for i in range(7)])
+    assert [s["weight_decay"] for s in settings[:7]] == [0.0] * 7
+    recipe = finetune.recipe({"lr": 0.01, "weight_decay": 1e-4}, 10, 16, 0)
+    assert recipe.weight_decay == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(5.0, 0.1), (100.0, 0.1), (200.0, 0.05), (1000.0, 0.01)])
+def test_momentum_of_batch_statistics(steps: float, expected: float) -> None:
+    """Breaks if max(1 − 10/s, 0.9) is taken for torch's momentum, which is one minus it."""
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm1d(2))
+    finetune.set_statistics_momentum(model, steps)
+    assert [m.momentum for m in model] == pytest.approx([expected] * 2)
+
+
+def test_rand_augment_is_drawn_for_each_image_from_seed_and_step() -> None:
+    """Breaks if all images of a batch get the same change, or the change depends on what was drawn before."""
+    crops = torch.rand(1, 3, 16, 16).expand(8, 3, 16, 16)
+    recipe = training.Recipe(1, 8, 0.1, augment_ops=2, augment_magnitude=9, seed=1)
+    first = training.augment(crops, recipe, 4)
+    torch.rand(100)
+    assert torch.equal(first, training.augment(crops, recipe, 4))
+    assert not torch.equal(first, training.augment(crops, recipe, 5))
+    assert len({tuple(image.flatten().tolist()) for image in first}) > 4
+
+
+def test_what_a_budget_leaves_out() -> None:
+    """Breaks if more is planned than fits, or a cut goes unsaid. One setting costs 10 s, the final run 10 s more."""
+    settings = [{"lr": float(i)} for i in range(10)]
+    whole_plan = sweep.cut(settings, lambda _: 100, 0.1, 110.0)
+    assert (len(whole_plan.settings), whole_plan.share, whole_plan.notes) == (10, 1.0, [])
+    fewer = sweep.cut(settings, lambda _: 100, 0.1, 70.0)
+    assert (len(fewer.settings), fewer.share) == (6, 1.0)
+    assert "6 of 10" in fewer.notes[0]
+    shorter = sweep.cut(settings, lambda _: 100, 0.1, 25.0)
+    assert (len(shorter.settings), shorter.share) == (sweep.FEW, 0.5)
+    assert "50.0%" in shorter.notes[1]
+
+
+def test_any_beginning_covers_the_range() -> None:
+    """Breaks if a budget would try neighbours before the ends."""
+    assert sweep.coarse_first([1, 2, 3, 4, 5, 6, 7]) == [4, 2, 6, 1, 3, 5, 7]
+
+
+def test_trials_are_not_repeated(tmp_path: Path) -> None:
+    """Breaks if an evaluation that was stopped begins again at its first setting, or believes another one's trials."""
+    asked = []
+    settings = [{"lr": 0.1}, {"lr": 0.2}]
+
+    def attempt(setting: dict[str, float]) -> float:
+        asked.append(setting["lr"])
+        return setting["lr"]
+
+    first = sweep.tried(settings, attempt, sweep.Ledger(tmp_path, ["a"]))
+    again = sweep.tried([*settings, {"lr": 0.3}], attempt, sweep.Ledger(tmp_path, ["a"]))
+    assert asked == [0.1, 0.2, 0.3]
+    assert again[:2] == first
+    sweep.tried(settings, attempt, sweep.Ledger(tmp_path, ["b"]))
+    assert asked == [0.1, 0.2, 0.3, 0.1, 0.2]
+    assert sweep.best([Trial({"a": 1}, 0.5), Trial({"a": 2}, 0.7), Trial({"a": 3}, 0.7)]).setting == {"a": 2}
+
+
+def test_a_diverged_setting_is_not_chosen(encoder: Encoder, task: Task, tmp_path: Path) -> None:
+    """Breaks if a loss that is not finite stops the sweep, or wins it."""
+    spec = Finetune(steps=8, batch=16, lrs=(1e30, 0.01), weight_decays=(0.0,))
+    result = finetune.evaluate(encoder, task.again(), spec, Session(cache=tmp_path, out=tmp_path))
+    assert result.chosen["lr"] == 0.01
+
+
+def test_the_supervised_encoder_is_kept(encoder: Encoder, task: Task, tmp_path: Path) -> None:
+    """Breaks if the baseline cannot be handed to the other protocols, or is the encoder that came in."""
+    spec = Supervised(epochs=1, batch=16)
+    supervised.evaluate(encoder, task.again(), spec, Session(cache=tmp_path, out=tmp_path))
+    trained = open_encoder(tmp_path)
+    assert trained.resolution == 32
+    assert trained.checksum() != encoder.checksum()
+
+
+def test_all_protocols_in_one_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if a protocol is missing from the table, or result.json lacks a choice, a seed or a checksum."""
+    found = evaluate(
+        path,
+        "scenes:120",
+        specs=SPECS,
+        seeds=(0, 1),
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+        settings={"run.precision": "float32", "data.workers": 0},
+    )
+    printed = capsys.readouterr().out
+    for name in EVALUATE:
+        assert name in printed
+        stored = json.loads((tmp_path / "out" / name / "result.json").read_text())
+        assert stored["protocol"] == name
+        assert [run["seed"] for run in stored["runs"]] == [0, 1]
+        assert sum(stored["data"]["images"].values()) == 120 + 24
+        assert stored["encoder"]["checksum"] == found[name]["encoder"]["checksum"]
+        assert all({"setting", "validation"} == set(c) for run in stored["runs"] for c in run["choices"])
+    assert (tmp_path / "out" / "semi-supervised" / "seed0" / "few_labels.png").stat().st_size > 5000
+
+
+def test_a_budget_is_kept(path: Path, tmp_path: Path) -> None:
+    """Breaks if the paper's 20,000 steps are begun in spite of a budget of seconds, or the cut is not recorded."""
+    import time
+
+    began = time.monotonic()
+    found = evaluate(
+        path,
+        "scenes:120",
+        ["finetune"],
+        seconds=8.0,
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+        settings={"run.precision": "float32", "data.workers": 0},
+    )
+    assert time.monotonic() - began < 20
+    notes = found["finetune"]["runs"][0]["notes"]
+    assert any("of 56 settings" in note for note in notes)
+    assert any("steps" in note for note in notes)
+
+
+def test_names_of_protocols() -> None:
+    """Breaks if a protocol can be asked for but not run, or the other way round, or a typing mistake passes."""
+    assert list(EVALUATE) == list(PROTOCOLS)
+    with pytest.raises(UsageError, match="linear"):
+        evaluate("nowhere", "scenes", ["linaer"])
+
+
+def test_nearest_neighbours_by_hand() -> None:
+    """Breaks if votes are not weighted by exp(cosine / T): one neighbour at cosine 1 outvotes two at 0.6."""
+    from byol.evals.knn import votes
+
+    bank = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
+    labels = torch.tensor([0, 1, 1])
+    query = torch.tensor([[2.0, 0.0]])
+    found = votes(bank, labels, query, classes=2, k=3, temperature=0.5)
+    expected = torch.tensor([[1.0, 2 * math.exp(-0.4 / 0.5)]])
+    torch.testing.assert_close(found, expected)
+    assert votes(bank, labels, query, classes=2, k=3, temperature=0.1).argmax() == 0
+    assert votes(bank, labels, query, classes=2, k=3, temperature=10.0).argmax() == 1
