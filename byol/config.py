@@ -108,14 +108,17 @@ class Optim:
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
     epochs: float = option(1000.0, "passes over the images", low=0, on_resume=True)
     batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
-    accumulate: int = option(1, "split the batch into this many passes; the target moves once per step", low=1)
+    accumulate: int = option(
+        1, "split the batch into this many passes, each with its own statistics and negatives; one step a batch", low=1
+    )
     lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
     predictor_lr: float = option(1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0)
+    projector_lr: float = option(1.0, "multiplies the projector's learning rate (mu of appendix I)", low=0)
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
     trust_coefficient: float = option(1e-3, "of lars", low=0)
-    tau: float = option(0.996, "target decay at the start; rises to 1 along a cosine", low=0, high=1)
+    tau: float = option(0.996, "decay of the moving average at the start; rises to 1 along a cosine", low=0, high=1)
     tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
