@@ -75,7 +75,7 @@ def _run(setup: Setup) -> Run:
         raise
     finally:
         metrics.close()
-    found = monitor.verdict(metrics.history)
+    found = monitor.verdict(metrics.history, config)
     setup.finish("finished", found)
     say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
     return Run(setup.out, config, plan, metrics.history, found)
@@ -142,7 +142,7 @@ def look(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.
     checkpoint.save_encoder(
         setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
     )
-    found = monitor.verdict(metrics.history)
+    found = monitor.verdict(metrics.history, setup.config)
     if found.word == "collapsing":
         say(found.sentence)
         if setup.config.run.on_collapse == "stop":
