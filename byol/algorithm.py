@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from byol.errors import Diverged
 from byol.machine import Machine
 from byol.method import Method
-from byol.objectives import regression_loss
 
 
 class Step(NamedTuple):
@@ -44,7 +43,7 @@ def update(
         with machine.autocast():
             out = method(view1, view2)
             logits = method.probe(out.representation1) if method.classifier is not None else None
-        loss = (regression_loss(out.prediction1, out.target2) + regression_loss(out.prediction2, out.target1)).mean()
+        loss = method.objective(out.prediction1, out.target1, out.prediction2, out.target2)
         losses.append(loss.detach())
         if logits is not None and labels is not None:
             probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)

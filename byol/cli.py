@@ -71,7 +71,7 @@ def pretrain(
     data
         A folder of images, torchvision:NAME, or scenes (rendered, needs no files).
     preset
-        auto, paper-1000, paper-300, paper-100, paper-40, paper-512, imagenette, cifar10 or cifar10-cpu.
+        auto, paper-1000, paper-300, paper-100, paper-40, paper-512, simclr, imagenette, cifar10 or cifar10-cpu.
     config
         A YAML file of config fields; flags win over it, it wins over the preset.
     out

@@ -94,12 +94,37 @@ class Network:
     projector_hidden: int = option(4096, "hidden units of the projector", low=1)
     projector_depth: int = option(2, "linear layers of the projector", low=1, high=3)
     projection: int = option(256, "size of the projection and the prediction", low=1)
-    predictor: bool = option(True, "predict the target through a predictor; without it the method collapses")
+    projection_norm: bool = option(False, "batch norm without offset after the projector (the original SimCLR's)")
+    predictor: Literal["mlp", "none", "optimal-linear"] = option(
+        "mlp", "none: unsupervised Mean Teacher; optimal-linear: solved anew for every batch (appendix I)"
+    )
+    ridge: float = option(1e-6, "of optimal-linear, added to Z'Z as a fraction of its mean eigenvalue", low=1e-12)
     predictor_hidden: int = option(4096, "hidden units of the predictor", low=1)
     predictor_depth: int = option(2, "linear layers of the predictor", low=1, high=3)
     head_bias: bool = option(False, "bias in the last linear layer of projector and predictor (paper's pseudo-code)")
+    target: Literal["moving-average", "stop-gradient", "online", "fixed"] = option(
+        "moving-average",
+        "what is predicted: a moving average of the online network, the online network itself with its gradient "
+        "stopped or (online) flowing, or a fixed random network",
+    )
     target_init: Literal["independent", "same"] = option(
         "independent", "start the target from its own random weights (reference code) or from the online ones"
+    )
+    init_scale: float = option(1.0, "multiplies the variance of all initial weights (section 5)", low=1e-6)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimized; defaults are the paper's loss (section 3.1), its relatives are in appendix F."""
+
+    name: str = option("byol", "byol (regression of the target) or info-nce (with negative examples)")
+    normalization: Literal["l2", "layer", "batch", "none"] = option(
+        "l2", "of predictions and targets before they are compared (appendix F.6); info-nce: l2 only"
+    )
+    temperature: float = option(0.1, "alpha of info-nce", low=1e-3)
+    beta: float = option(1.0, "weight of info-nce's negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
+    scale: float = option(
+        1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6
     )
 
 
@@ -108,14 +133,17 @@ class Optim:
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
     epochs: float = option(1000.0, "passes over the images", low=0, on_resume=True)
     batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
-    accumulate: int = option(1, "split the batch into this many passes; the target moves once per step", low=1)
+    accumulate: int = option(
+        1, "split the batch into this many passes, each with its own statistics and negatives; one step a batch", low=1
+    )
     lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
     predictor_lr: float = option(1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0)
+    projector_lr: float = option(1.0, "multiplies the projector's learning rate (mu of appendix I)", low=0)
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
     trust_coefficient: float = option(1e-3, "of lars", low=0)
-    tau: float = option(0.996, "target decay at the start; rises to 1 along a cosine", low=0, high=1)
+    tau: float = option(0.996, "decay of the moving average at the start; rises to 1 along a cosine", low=0, high=1)
     tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
@@ -144,6 +172,7 @@ class Config:
     data: Data = Data()
     views: Views = Views()
     network: Network = Network()
+    objective: Objective = Objective()
     optim: Optim = Optim()
     run: Runtime = Runtime()
 
@@ -202,6 +231,17 @@ def _check(config: Config, origin: str) -> None:
         raise UsageError(
             f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
             f"optim.accumulate ({config.optim.accumulate})."
+        )
+    if config.objective.name == "info-nce" and config.objective.normalization != "l2":
+        raise UsageError(
+            f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
+            "info-nce compares by the cosine, which is l2."
+        )
+    batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
+    if config.network.predictor == "optimal-linear" and batch <= size:
+        raise UsageError(
+            f"{origin}: a linear predictor of {size} features fits {batch} images a pass exactly and leaves nothing to "
+            "learn. Lower network.projection below the images a pass."
         )
 
 

@@ -84,8 +84,26 @@ def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[st
         f"{plan.warmup_steps} of warm-up",
         f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} "
         f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}",
-        f"  target    tau from {plan.tau:g} {'to 1' if config.optim.tau_schedule == 'cosine' else 'constant'}",
+        f"  target    {target_in_words(setup)}",
+        f"  objective {objective_in_words(setup)}",
         f"  machine   {setup.machine.device_name}, {setup.machine.precision}, {setup.machine.threads} threads, "
         f"about {cost['memory_gb']:.1f} GB",
         f"  time      about {duration(cost['seconds'])} ({cost['images_per_second']:.0f} images/s without loading)",
     ]
+
+
+def target_in_words(setup: Setup) -> str:
+    return {
+        "moving-average": f"tau from {setup.plan.tau:g} "
+        + ("to 1" if setup.config.optim.tau_schedule == "cosine" else "constant"),
+        "stop-gradient": "the online network, its gradient stopped",
+        "online": "the online network, its gradient flowing",
+        "fixed": "a fixed random network",
+    }[setup.config.network.target]
+
+
+def objective_in_words(setup: Setup) -> str:
+    objective, predictor = setup.config.objective, setup.config.network.predictor
+    contrastive = f"temperature {objective.temperature:g}, beta {objective.beta:g}"
+    how = contrastive if objective.name == "info-nce" else f"normalization {objective.normalization}"
+    return f"{objective.name}, {how}; predictor {predictor}"

@@ -1,14 +1,15 @@
-"""BYOL itself: the online network, its predictor, the target network, and the moving average between them."""
+"""BYOL itself and its family: the online network, its predictor, what it predicts, and the loss between them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from byol import networks
-from byol.config import Network
+from byol import networks, objectives
+from byol.config import Network, Objective
 
 
 class Outputs(NamedTuple):
@@ -35,23 +36,49 @@ class Branch(nn.Module):
 
 
 class Method(nn.Module):
-    """Online branch, predictor and target branch; the classifier only watches, behind a stop-gradient."""
+    """Online branch, predictor, target branch, objective; the classifier only watches, behind a stop-gradient.
 
-    def __init__(self, online: Branch, predictor: nn.Module, target: Branch, classifier: nn.Module | None) -> None:
+    There is no target branch when the online network is its own target.
+    """
+
+    def __init__(
+        self,
+        online: Branch,
+        predictor: nn.Module,
+        target: Branch | None,
+        classifier: nn.Module | None,
+        target_mode: str = "moving-average",
+        objective: objectives.Loss = objectives.regression,
+    ) -> None:
         super().__init__()
+        assert (target is None) == (target_mode in ITS_OWN_TARGET)
         self.online = online
         self.predictor = predictor
-        self.target = target.requires_grad_(False)
+        self.target = None if target is None else target.requires_grad_(False)
         self.classifier = classifier
+        self.target_mode = target_mode
+        self.objective = objective
 
     def forward(self, view1: Tensor, view2: Tensor) -> Outputs:
         """Each view passes alone, so that each has its own batch statistics; the target is in training mode too."""
         representation1, projection1 = self.online(view1)
         _, projection2 = self.online(view2)
-        with torch.no_grad():
-            _, target1 = self.target(view1)
-            _, target2 = self.target(view2)
-        return Outputs(self.predictor(projection1), self.predictor(projection2), target1, target2, representation1)
+        if self.target is not None:
+            with torch.no_grad():
+                _, target1 = self.target(view1)
+                _, target2 = self.target(view2)
+        elif self.target_mode == "stop-gradient":
+            target1, target2 = projection1.detach(), projection2.detach()
+        else:
+            target1, target2 = projection1, projection2
+        prediction1, prediction2 = self.predict(projection1, target2), self.predict(projection2, target1)
+        return Outputs(prediction1, prediction2, target1, target2, representation1)
+
+    def predict(self, projection: Tensor, target: Tensor) -> Tensor:
+        """The predictor's output; only one that is solved for looks at the target."""
+        solved = isinstance(self.predictor, networks.OptimalLinear)
+        prediction: Tensor = self.predictor(projection, target) if solved else self.predictor(projection)
+        return prediction
 
     def probe(self, representation: Tensor) -> Tensor:
         """Class logits of the linear classifier; no gradient reaches the representation."""
@@ -62,24 +89,22 @@ class Method(nn.Module):
     @torch.no_grad()
     def update_target(self, tau: float) -> None:
         """ξ ← ξ + (1 − tau)(θ − ξ) over parameters only: batch statistics are each network's own."""
-        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1.0 - tau)
+        if self.target is not None and self.target_mode == "moving-average":
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1.0 - tau)
 
 
-def build(config: Network, classes: int = 0) -> Method:
+def build(config: Network, classes: int = 0, objective: Objective = Objective()) -> Method:
     """The method of a config, from torch's current random state; `classes` > 0 adds the watching classifier."""
     online = _branch(config)
-    target = _branch(config)
-    if config.target_init == "same":
+    target = None if config.target in ITS_OWN_TARGET else _branch(config)
+    if target is not None and config.target_init == "same":
         target.load_state_dict(online.state_dict())
-    predictor: nn.Module = nn.Identity()
-    if config.predictor:
-        size = config.projection
-        predictor = networks.mlp(size, config.predictor_hidden, size, config.predictor_depth, config.head_bias)
+    predictor = PREDICTORS[config.predictor](config)
     classifier = None
     if classes:
         classifier = nn.Linear(online.encoder.num_features, classes)  # type: ignore[arg-type]
         networks.initialize(classifier)
-    return Method(online, predictor, target, classifier)
+    return Method(online, predictor, target, classifier, config.target, objectives.build(objective))
 
 
 def _branch(config: Network) -> Branch:
@@ -88,4 +113,23 @@ def _branch(config: Network) -> Branch:
     projector = networks.mlp(
         features, config.projector_hidden, config.projection, config.projector_depth, config.head_bias
     )
-    return Branch(encoder, projector)
+    if config.projection_norm:
+        projector.append(networks.norm_without_offset(config.projection))
+    branch = Branch(encoder, projector)
+    networks.scale_weights(branch, config.init_scale)
+    return branch
+
+
+def _mlp(config: Network) -> nn.Module:
+    size = config.projection
+    predictor = networks.mlp(size, config.predictor_hidden, size, config.predictor_depth, config.head_bias)
+    networks.scale_weights(predictor, config.init_scale)
+    return predictor
+
+
+ITS_OWN_TARGET = ("stop-gradient", "online")
+PREDICTORS: dict[str, Callable[[Network], nn.Module]] = {
+    "mlp": _mlp,
+    "none": lambda c: nn.Identity(),
+    "optimal-linear": lambda c: networks.OptimalLinear(c.ridge),
+}

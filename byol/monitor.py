@@ -46,6 +46,11 @@ def effective_rank(vectors: Tensor) -> float:
     return float(torch.exp(-(share * (share + 1e-300).log()).sum()))
 
 
+def length(vectors: Tensor) -> float:
+    """Mean ℓ2 norm of the vectors (N, D), as in the figure of the paper's appendix F.6."""
+    return float(vectors.double().norm(dim=1).mean())
+
+
 def retrieval(first: Tensor, second: Tensor) -> float:
     """How often an image's first view is nearest to its own second view among all second views (N, D), (N, D)."""
     first, second = (torch.nn.functional.normalize(v.double(), dim=1) for v in (first, second))
@@ -116,6 +121,8 @@ class Monitor:
             "spread": spread(z1),
             "rank_representation": effective_rank(y1),
             "rank_projection": effective_rank(z1),
+            "norm_representation": length(y1),
+            "norm_projection": length(z1),
             "retrieval": retrieval(z1, z2),
             "images": float(len(y1)),
         }
@@ -128,7 +135,7 @@ class Monitor:
         return {name: round(value, 6) for name, value in seen.items()}
 
 
-def verdict(history: Sequence[Mapping[str, Any]]) -> Verdict:
+def verdict(history: Sequence[Mapping[str, Any]], config: Config = Config()) -> Verdict:
     """What the looks so far say; see the README for how it was checked against runs known to collapse."""
     looks = [record for record in history if "spread" in record]
     if not looks:
@@ -140,8 +147,10 @@ def verdict(history: Sequence[Mapping[str, Any]]) -> Verdict:
     )
     if len(looks) == 1:
         return Verdict("too early", f"Too early to tell: {figures}.")
-    if _collapsed(first, last, history):
-        return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {_cause(history)}")
+    fast_target = _fast_target(history, config)
+    if _collapsed(first, last, fast_target):
+        cause = _cause(fast_target, config)
+        return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {cause}")
     if len(looks) >= 5 and not _classes_emerge(looks):
         # Three looks together, and two standard errors: a few hundred images make a single look uncertain.
         values = [record["retrieval"] for record in looks]
@@ -167,20 +176,28 @@ def _standard_error(share: float, count: float) -> float:
     return math.sqrt(max(share * (1 - share), 0.0) / count)
 
 
-def _collapsed(first: Mapping[str, Any], last: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
+def _collapsed(first: Mapping[str, Any], last: Mapping[str, Any], fast_target: bool) -> bool:
     """Measured; and, for a target that follows at once, which the paper found to collapse, already its early sign."""
     if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
         return True
-    return _fast_target(history) and last["rank_projection"] < FAST_TARGET_RANK * first["rank_projection"]
+    return fast_target and last["rank_projection"] < FAST_TARGET_RANK * first["rank_projection"]
 
 
-def _fast_target(history: Sequence[Mapping[str, Any]]) -> bool:
+def _held_apart(config: Config) -> bool:
+    """Whether images stay apart without a slow target: by negatives, or a predictor solved for (paper, section 5)."""
+    negatives = config.objective.name == "info-nce" and config.objective.beta > 0
+    return negatives or config.network.predictor == "optimal-linear"
+
+
+def _fast_target(history: Sequence[Mapping[str, Any]], config: Config) -> bool:
     taus = [record["tau"] for record in history if "tau" in record]
-    return bool(taus) and taus[0] < 0.5
+    return bool(taus) and taus[0] < 0.5 and not _held_apart(config)
 
 
-def _cause(history: Sequence[Mapping[str, Any]]) -> str:
+def _cause(fast_target: bool, config: Config) -> str:
     """The likeliest reason, from what the run was told to do."""
-    if _fast_target(history):
-        return "Likely cause: optim.tau is too small, so the target follows at once; try 0.97 to 0.996."
-    return "Likely causes: no predictor (network.predictor), or a learning rate out of range; try a lower optim.lr."
+    if config.network.predictor == "none" and not _held_apart(config):
+        return "Likely cause: there is no predictor (network.predictor is none)."
+    if fast_target:
+        return "Likely cause: the target follows at once; try network.target moving-average, optim.tau 0.97 to 0.996."
+    return "Likely causes: a learning rate out of range (try a lower optim.lr), or too slow a predictor (predictor_lr)."

@@ -152,6 +152,14 @@ def initialize(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+@torch.no_grad()
+def scale_weights(module: nn.Module, variance: float) -> None:
+    """Multiplies the variance of the weights that `initialize`, or timm, has drawn."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            part.weight.mul_(math.sqrt(variance))
+
+
 def resnet(
     depth: int,
     width: float = 1,
@@ -183,6 +191,41 @@ def mlp(in_features: int, hidden: int, out_features: int, depth: int = 2, bias: 
     head = nn.Sequential(*layers, nn.Linear(in_features, out_features, bias=bias))
     initialize(head)
     return head
+
+
+def norm_without_offset(features: int) -> nn.BatchNorm1d:
+    """What the original SimCLR's projector ends with."""
+    norm = nn.BatchNorm1d(features)
+    norm.bias = None  # type: ignore[assignment]
+    return norm
+
+
+class OptimalLinear(nn.Module):
+    """The predictor Q* = argmin ‖Z·Q − Z'‖² of a batch in closed form (paper, appendix I); it has nothing to train.
+
+    The gradient flows through its input Z alone, as it does through a predictor that is optimal already (appendix H).
+    """
+
+    def __init__(self, ridge: float) -> None:
+        super().__init__()
+        self.ridge = ridge
+
+    def forward(self, projection: Tensor, target: Tensor) -> Tensor:
+        """Projections and targets (B, F) → predictions (B, F); outside autocast, whose products are too coarse."""
+        with torch.autocast(projection.device.type, enabled=False):
+            projection = projection.to(torch.promote_types(projection.dtype, torch.float32))
+            return projection @ self.solve(projection, target).to(projection.dtype)
+
+    @torch.no_grad()
+    def solve(self, projection: Tensor, target: Tensor) -> Tensor:
+        """Q*, (F, F), with ridge·(mean eigenvalue of Z^T·Z) on the diagonal, for features that vanish or repeat."""
+        wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
+        z, wanted = projection.to(wide), target.to(wide)
+        moments = z.T @ z
+        moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
+        # NaN is no error here: the loss shows it.
+        solution: Tensor = torch.linalg.solve_ex(moments, z.T @ wanted).result
+        return solution
 
 
 def timm_model(name: str) -> nn.Module:

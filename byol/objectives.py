@@ -1,9 +1,20 @@
-"""The losses, as pure functions of predictions and targets."""
+"""The losses, as pure functions of predictions φ and targets ψ of both views.
+
+Whether a gradient reaches ψ is the method's to say (`network.target`); only `regression_loss` stops it by itself.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from byol.config import Objective
+from byol.errors import UsageError, nearest
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -12,11 +23,89 @@ def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     Written as the squared distance of the normalized vectors, as in the reference code: the same for any vector that
     is not tiny, finite for a zero one, and more exact where the two nearly agree.
     """
-    return (_normalize(prediction) - _normalize(target.detach())).square().sum(-1)
+    return _distance(l2(prediction), l2(target.detach()))
 
 
-def _normalize(vectors: Tensor) -> Tensor:
+def regression(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, normalization: str = "l2") -> Tensor:
+    """The paper's loss: each view's prediction and the other's target, mean over images: 4 × (B, D) → scalar."""
+    n = NORMALIZATIONS[normalization]
+    return (_distance(n(phi1), n(psi2)) + _distance(n(phi2), n(psi1))).mean()
+
+
+def info_nce(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, temperature: float, beta: float) -> Tensor:
+    """−InfoNCE^{α,β} (paper, section 5 and appendix F.4) summed over both orders of the views: 4 × (B, D) → scalar.
+
+    With beta = 0 it is `regression` less its constant of 4; with beta = 1, no predictor and no target network it is 2α
+    times the SimCLR loss, that too summed over both orders.
+    """
+    phi1, psi1, phi2, psi2 = l2(phi1), l2(psi1), l2(phi2), l2(psi2)
+    order1 = _info_nce_of_one_order(phi1, psi1, psi2, temperature, beta)
+    order2 = _info_nce_of_one_order(phi2, psi2, psi1, temperature, beta)
+    return -(order1 + order2)
+
+
+def _info_nce_of_one_order(phi: Tensor, same: Tensor, other: Tensor, temperature: float, beta: float) -> Tensor:
+    """φ(v) against the negatives ψ(v), `same`, and against ψ(v'), `other`, whose row i is the positive of row i."""
+    agreement = 2 * (phi * other).sum(-1).mean()
+    if beta == 0:
+        return agreement
+    itself = torch.eye(len(phi), dtype=torch.bool, device=phi.device)
+    within = (phi @ same.T).masked_fill(itself, -math.inf)  # S(v_i, v_j), j ≠ i
+    across = phi @ other.T  # S(v_i, v'_j), all j
+    dispersion = torch.logsumexp(torch.cat([within, across], 1) / temperature, 1).mean()
+    return agreement - 2 * temperature * beta * dispersion
+
+
+def _distance(first: Tensor, second: Tensor) -> Tensor:
+    return (first - second).square().sum(-1)
+
+
+def _wide(vectors: Tensor) -> Tensor:
+    return vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+
+
+def _unit(vectors: Tensor, dim: int) -> Tensor:
     """Unit length, with the norm floored at 1e-6 (the reference code's floor; torch's own is 1e-12)."""
-    if vectors.dtype in (torch.bfloat16, torch.float16):
-        vectors = vectors.float()
-    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True).clamp(min=1e-12))
+    return vectors * torch.rsqrt(vectors.square().sum(dim, keepdim=True).clamp(min=1e-12))
+
+
+def l2(vectors: Tensor) -> Tensor:
+    """Each vector (B, D) to unit length."""
+    return _unit(_wide(vectors), -1)
+
+
+def layer(vectors: Tensor) -> Tensor:
+    """(x_i − mean)/(deviation·√D) over each vector's features: centred, it has just unit length."""
+    vectors = _wide(vectors)
+    return _unit(vectors - vectors.mean(-1, keepdim=True), -1)
+
+
+def batch(vectors: Tensor) -> Tensor:
+    """(x^j − mean)/(deviation·√D) over the batch for each feature; nothing is trained."""
+    vectors = _wide(vectors)
+    images, features = vectors.shape
+    return _unit(vectors - vectors.mean(0), 0) * math.sqrt(images / features)
+
+
+NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "layer": layer, "batch": batch, "none": _wide}
+
+
+def check(name: str) -> None:
+    """A wrong name is said before anything is loaded or built."""
+    if name not in OBJECTIVES:
+        raise UsageError(f"There is no objective '{name}'. {nearest(name, OBJECTIVES)}")
+
+
+def build(config: Objective) -> Loss:
+    """The loss of a config."""
+    check(config.name)
+    objective = OBJECTIVES[config.name]
+    return lambda phi1, psi1, phi2, psi2: config.scale * objective(phi1, psi1, phi2, psi2, config)
+
+
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Objective], Tensor]] = {
+    "byol": lambda phi1, psi1, phi2, psi2, c: regression(phi1, psi1, phi2, psi2, normalization=c.normalization),
+    "info-nce": lambda phi1, psi1, phi2, psi2, c: info_nce(
+        phi1, psi1, phi2, psi2, temperature=c.temperature, beta=c.beta
+    ),
+}

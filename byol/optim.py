@@ -97,8 +97,9 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 def build(module: nn.Module, config: Optim) -> Optimizer:
     """The optimizer of a run; its learning rate is set anew at every step."""
     groups = parameter_groups(module, config.weight_decay)
-    if config.predictor_lr != 1.0:
-        groups = scale(groups, set(module.get_submodule("predictor").parameters()), config.predictor_lr)
+    for part, factor in (("predictor", config.predictor_lr), ("online.projector", config.projector_lr)):
+        if factor != 1.0:
+            groups = scale(groups, set(module.get_submodule(part).parameters()), factor)
     return OPTIMIZERS[config.optimizer](groups, config)
 
 
@@ -109,7 +110,7 @@ def scale(groups: list[dict[str, Any]], chosen: set[nn.Parameter], factor: float
         for inside in (False, True):
             params = [p for p in group["params"] if (p in chosen) == inside]
             if params:
-                split.append(group | {"params": params, "scale": factor if inside else 1.0})
+                split.append(group | {"params": params, "scale": factor if inside else group.get("scale", 1.0)})
     return split
 
 

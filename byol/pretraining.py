@@ -54,7 +54,7 @@ def pretrain(
 def _run(setup: Setup) -> Run:
     config, plan = setup.config, setup.plan
     torch.manual_seed(config.run.seed)
-    model = method.build(config.network, setup.classes).to(**setup.machine.placement(config))
+    model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
     optimizer = optim.build(model, config.optim)
     estimate.announce(setup, model)
     step = checkpoint.load_newest(setup.checkpoints, model, optimizer)
@@ -75,7 +75,7 @@ def _run(setup: Setup) -> Run:
         raise
     finally:
         metrics.close()
-    found = monitor.verdict(metrics.history)
+    found = monitor.verdict(metrics.history, config)
     setup.finish("finished", found)
     say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
     return Run(setup.out, config, plan, metrics.history, found)
@@ -113,6 +113,9 @@ def train(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records
 
 
 def target_decay(k: int, config: Config, plan: Plan) -> float:
+    """tau of step k; a target that is the online network itself follows at once, a fixed one never."""
+    if config.network.target != "moving-average":
+        return 1.0 if config.network.target == "fixed" else 0.0
     if config.optim.tau_schedule == "constant":
         return config.optim.tau
     return schedules.target_decay(k, base=config.optim.tau, total_steps=plan.steps)
@@ -139,7 +142,7 @@ def look(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.
     checkpoint.save_encoder(
         setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
     )
-    found = monitor.verdict(metrics.history)
+    found = monitor.verdict(metrics.history, setup.config)
     if found.word == "collapsing":
         say(found.sentence)
         if setup.config.run.on_collapse == "stop":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from byol import data, machine, monitor, presets, records
+from byol import data, machine, monitor, objectives, presets, records
 from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
 from byol.data import loader
 from byol.data.loader import Bad, BadList, Images
@@ -47,6 +47,7 @@ class Request:
         in_file = read_yaml(Path(config_file)) if config_file else {}
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
+        objectives.check(config.objective.name)
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
         place = Path(out) if out else Path("runs") / f"{name}-{preset}"
         return cls(str(data), place, preset, {**in_file, **overrides}, str(config_file or ""))

@@ -47,6 +47,8 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *texts: str) ->
         (["pretrain", "/no/such/folder"], ["There is no folder /no/such/folder"]),
         (["pretrain", "scenes:many"], ["scenes:COUNT"]),
         (["pretrain", "--network.encoder=resnet51"], ["resnet50"]),
+        (["pretrain", "--objective.name=info-nse"], ["info-nce"]),
+        (["pretrain", "--network.predictor=optimal-liner"], ["optimal-linear"]),
         (["pertrain"], ["pretrain"]),
         (["config", "--preset", "imagenete"], ["imagenette"]),
         (["embed", "/no/such/run", "scenes"], ["no encoder at /no/such/run"]),

@@ -32,7 +32,7 @@ SETTINGS = {
     ("name", "changes"),
     [
         ("plain", {}),
-        ("no predictor", {"network.predictor": False}),
+        ("no predictor", {"network.predictor": "none"}),
         ("tau 0", {"optim.tau": 0.0, "optim.tau_schedule": "constant"}),
     ],
 )

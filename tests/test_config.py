@@ -57,8 +57,8 @@ def test_only_leaves_are_fields(name: str) -> None:
         ("optim.lr", "fast", "a number"),
         ("optim.lr", False, "a number"),
         ("optim.lr", {"base": 1}, "a number"),
-        ("network.predictor", "maybe", "true or false"),
-        ("network.predictor", 1, "true or false"),
+        ("network.head_bias", "maybe", "true or false"),
+        ("network.head_bias", 1, "true or false"),
         ("network.encoder", 50, "text"),
         ("network.encoder", None, "text"),
     ],
@@ -80,6 +80,8 @@ def test_wrong_type(name: str, value: Any, expected: str) -> None:
         ("optim.lr", float("nan"), "at least 0"),
         ("optim.lr", float("inf"), "at least 0"),
         ("views.t_prime.hue", "0.6", "at most 0.5"),
+        ("objective.temperature", 0, "at least 0.001"),
+        ("objective.beta", 1.5, "at least 0 and at most 1"),
     ],
 )
 def test_out_of_range(name: str, value: Any, bounds: str) -> None:
@@ -103,6 +105,9 @@ def test_bounds_of_every_number_are_enforced(name: str) -> None:
         ("optim.optimizer", 3, "lars, sgd, adamw"),
         ("run.device", "cdua", "cuda"),
         ("network.padding", None, "same"),
+        ("network.predictor", False, "mlp, none, optimal-linear"),
+        ("network.target", "offline", "Did you mean online"),
+        ("objective.normalization", "l1", "l2"),
         ("views.crop", ["byol"], "byol"),
     ],
 )
@@ -148,6 +153,20 @@ def test_batch_is_a_multiple_of_its_passes() -> None:
     assert apply(Config(), {"optim.batch": 99, "optim.accumulate": 3}).optim.accumulate == 3
 
 
+def test_info_nce_is_normalized_by_the_cosine() -> None:
+    """Breaks if a normalization that info-nce does not have is silently ignored."""
+    refused({"objective.name": "info-nce", "objective.normalization": "batch"}, "normalization batch", "info-nce")
+    assert apply(Config(), {"objective.normalization": "batch"}).objective.normalization == "batch"
+
+
+def test_an_optimal_predictor_needs_more_images_than_features() -> None:
+    """Breaks if a fit that is exact for any projections, and so teaches nothing, is accepted."""
+    solved = {"network.predictor": "optimal-linear", "optim.batch": 512}
+    refused(solved | {"optim.accumulate": 2}, "256 features", "256 images a pass", "network.projection")
+    refused(solved | {"network.projection": 512}, "512 images")
+    assert apply(Config(), solved).network.predictor == "optimal-linear"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
@@ -156,8 +175,8 @@ def test_batch_is_a_multiple_of_its_passes() -> None:
         ("optim.batch", "64", 64),
         ("optim.batch", 64.0, 64),
         ("optim.batch", "1e3", 1000),
-        ("network.predictor", "False", False),
-        ("network.predictor", "true", True),
+        ("network.head_bias", "False", False),
+        ("network.head_bias", "true", True),
         ("run.seed", 2**62 + 1, 2**62 + 1),
         ("views.std", [1, "2", 3.0], (1.0, 2.0, 3.0)),
     ],
@@ -336,7 +355,9 @@ def test_every_field_is_described(name: str) -> None:
 def test_only_what_changes_no_result_may_change_on_resume() -> None:
     """Breaks if a field that the weights depend on may differ between a run and its continuation."""
     free = {name for name, (_, metadata) in FIELDS.items() if metadata["on_resume"]}
-    assert {name for name in free if name.startswith(("views.", "network.", "optim."))} <= {"optim.epochs"}
+    assert {name for name in free if name.startswith(("views.", "network.", "objective.", "optim."))} <= {
+        "optim.epochs"
+    }
     for name in ("run.seed", "run.device", "run.precision", "run.threads", "data.resolution", "data.holdout"):
         assert name not in free
     assert {"data.workers", "run.keep", "run.checkpoint_seconds"} <= free
@@ -364,6 +385,17 @@ def test_defaults_are_the_papers() -> None:
         "network.zero_init_last": False,
         "network.head_bias": False,
         "network.target_init": "independent",
+        "network.predictor": "mlp",
+        "network.target": "moving-average",
+        "network.init_scale": 1.0,
+        "network.projection_norm": False,
+        "objective.name": "byol",
+        "objective.normalization": "l2",
+        "objective.temperature": 0.1,
+        "objective.scale": 1.0,
+        "optim.predictor_lr": 1.0,
+        "optim.projector_lr": 1.0,
+        "optim.tau_schedule": "cosine",
         "optim.optimizer": "lars",
         "optim.batch": 4096,
         "optim.warmup_epochs": 10,

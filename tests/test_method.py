@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from byol import method, optim
 from byol.algorithm import Pass, Step, update
-from byol.config import Network, Optim
+from byol.config import Network, Objective, Optim
 from byol.errors import Diverged
 from byol.machine import Machine
+from byol.objectives import OBJECTIVES
 
 HERE = Machine("cpu", "float64", 1)
 TINY = {
@@ -27,9 +29,14 @@ TINY = {
 }
 
 
-def build(classes: int = 3, seed: int = 0, **fields: object) -> method.Method:
+def build(
+    classes: int = 3,
+    seed: int = 0,
+    objective: Objective = Objective(),
+    **fields: object,
+) -> method.Method:
     torch.manual_seed(seed)
-    return method.build(Network(**{**TINY, **fields}), classes).double().train()
+    return method.build(Network(**{**TINY, **fields}), classes, objective).double().train()
 
 
 def views(seed: int = 0, batch: int = 4, labels: bool = True) -> Pass:
@@ -219,7 +226,7 @@ def test_target_init() -> None:
 
 def test_without_predictor() -> None:
     """Breaks if the switch leaves a layer: predictions are then the projections."""
-    model = build(predictor=False)
+    model = build(predictor="none")
     assert isinstance(model.predictor, nn.Identity)
     view1, view2, _ = views()
     torch.testing.assert_close(model(view1, view2).prediction1, model.online(view1)[1])
@@ -237,6 +244,145 @@ def test_config_reaches_the_heads() -> None:
     assert default.classifier is None
     assert [m.out_features for m in default.predictor if isinstance(m, nn.Linear)] == [6, 4]
     assert default.predictor[-1].bias is None
+
+
+def test_config_offers_every_predictor_and_target() -> None:
+    """Breaks if a choice exists only in the config."""
+    kinds = get_type_hints(Network)
+    assert set(get_args(kinds["predictor"])) == set(method.PREDICTORS)
+    for target in get_args(kinds["target"]):
+        model = build(target=target)
+        assert (model.target is None) == (target in ("stop-gradient", "online"))
+        assert any(name.startswith("target.") for name in model.state_dict()) == (model.target is not None)
+
+
+def test_a_stopped_online_target_is_tau_zero() -> None:
+    """Breaks if the stop-gradient goes, or the target is another network or an older one than tau = 0 gives."""
+    copied, itself = build(target_init="same"), build(target="stop-gradient")
+    itself.load_state_dict({n: v for n, v in copied.state_dict().items() if not n.startswith("target.")})
+    optimizers = lars(copied), lars(itself)
+    for seed in range(3):
+        losses = [step(m, o, views(seed), tau=0.0).loss for m, o in zip((copied, itself), optimizers, strict=True)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    for a, b in zip(values(copied.online), values(itself.online), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_flows_into_the_target_only_when_it_is_online() -> None:
+    """Breaks if the online target is detached: without predictor its two orders then give half the gradient."""
+    norms = {}
+    for target in ("stop-gradient", "online"):
+        model = build(classes=0, predictor="none", target=target)
+        out = model(*views()[:2])
+        assert out.target1.requires_grad == out.target2.requires_grad == (target == "online")
+        torch.testing.assert_close(out.target1, model.online(views().view1)[1])
+        norms[target] = step(model, lars(model), views()).grad_norm
+    # ‖a − sg(b)‖² + ‖b − sg(a)‖² has the gradient of ‖a − b‖², and without the stop that of 2‖a − b‖².
+    assert norms["online"] == pytest.approx(2 * norms["stop-gradient"], rel=1e-10)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
+def test_only_the_online_target_gets_a_gradient(target: str, name: str) -> None:
+    """Breaks for an objective or target through which a gradient reaches what should stand still, or none flows."""
+    model = build(target=target, objective=Objective(name=name))
+    out = model(*views()[:2])
+    model.objective(out.prediction1, out.target1, out.prediction2, out.target2).backward()
+    assert all(p.grad is not None for p in [*model.online.parameters(), *model.predictor.parameters()])
+    assert out.target1.requires_grad == (target == "online")
+    if model.target is not None:
+        assert all(p.grad is None for p in model.target.parameters())
+
+
+def test_a_fixed_target_never_moves() -> None:
+    """Breaks if tau reaches a fixed target; at tau = 1 the moving average, too, stands still."""
+    fixed, still = build(target="fixed"), build()
+    before = values(fixed.target)
+    assert not same(before, values(fixed.online))
+    for model, tau in ((fixed, 0.0), (still, 1.0)):
+        optimizer = lars(model)
+        for seed in range(2):
+            step(model, optimizer, views(seed), tau=tau)
+        assert same(values(model.target), before)
+    assert same(values(fixed.online), values(still.online))
+
+
+def test_mean_teacher_compares_projections_with_the_moving_average() -> None:
+    """Breaks if without a predictor anything but the projection is compared with the target (section 5)."""
+    model, seen = build(predictor="none"), views()
+    z1, z2 = (copy.deepcopy(model).online(view)[1] for view in seen[:2])
+    t1, t2 = (copy.deepcopy(model).target(view)[1] for view in seen[:2])
+    expected = (4 - 2 * F.cosine_similarity(z1, t2) - 2 * F.cosine_similarity(z2, t1)).mean().item()
+    before = values(model.target)
+    assert step(model, lars(model), seen, tau=0.9).loss == pytest.approx(expected, rel=1e-12)
+    for old, new, online in zip(before, values(model.target), values(model.online), strict=True):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * online, rtol=1e-12, atol=1e-14)
+
+
+def test_optimal_predictor_is_fitted_for_each_order() -> None:
+    """Breaks if it is fitted to the view's own target or to both orders at once, or its fit is differentiated."""
+    model = build(predictor="optimal-linear", projection=3, ridge=1e-12)
+    view1, view2, _ = views(batch=8)
+    out = model(view1, view2)
+    z1, z2 = (copy.deepcopy(model).online(view)[1] for view in (view1, view2))
+    for prediction, z, target in ((out.prediction1, z1, out.target2), (out.prediction2, z2, out.target1)):
+        torch.testing.assert_close(prediction, z @ torch.linalg.lstsq(z, target).solution, rtol=1e-8, atol=1e-10)
+    assert not list(model.predictor.parameters())
+    z = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model.predictor(z, out.target2).sum(), z)
+    torch.testing.assert_close(gradient, model.predictor.solve(z, out.target2).sum(1).expand(8, 3))
+
+
+def test_optimal_predictor_under_autocast_and_nan() -> None:
+    """Breaks if the fit runs in bf16, or NaN ends in an error of the solver instead of a divergence."""
+    model = build(classes=0, predictor="optimal-linear", projection=3).float()
+    seen = Pass(*(v.float() for v in views(batch=8)[:2]), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(seen.view1, seen.view2)
+    assert out.target2.dtype == torch.bfloat16
+    assert out.prediction1.dtype == torch.float32
+    seen.view1[0, 0, 0, 0] = float("nan")
+    with pytest.raises(Diverged, match="the loss is nan"):
+        update(model, lars(model), [seen], lr=0.1, tau=0.9, machine=Machine("cpu", "float32", 1))
+
+
+def test_initialization_scale_is_that_of_the_variance() -> None:
+    """Breaks if a weight is missed, a bias or batch norm is scaled, or the deviation is multiplied by the scale."""
+    plain, scaled = build(), build(init_scale=4.0)
+    weights = {f"{n}.weight" for n, m in plain.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    for name, value in plain.named_parameters():
+        factor = 2 if name in weights and not name.startswith("classifier") else 1
+        torch.testing.assert_close(scaled.get_parameter(name), factor * value, rtol=1e-14, atol=0)
+    assert same(values(build(init_scale=1.0)), values(plain))
+
+
+def test_projection_norm_is_that_of_simclr() -> None:
+    """Breaks if the projection is not normalized over the batch, or the norm has an offset (FACTS 1.14)."""
+    model = build(projection_norm=True, objective=Objective(name="info-nce"))
+    _, projection = model.online(views(batch=16).view1)
+    torch.testing.assert_close(projection.mean(0), torch.zeros(4).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(projection.square().mean(0), torch.ones(4).double(), rtol=1e-2, atol=0)
+    assert [n for n, _ in model.online.projector[-1].named_parameters()] == ["weight"]
+    assert [type(m) for m in model.predictor][-1] is nn.Linear
+
+
+def test_accumulated_passes_have_their_own_negatives() -> None:
+    """Breaks if negatives are shared over passes, or passes are summed: the gradient is the mean of each alone."""
+    config = Objective(name="info-nce")
+    passes = [views(seed, labels=False) for seed in range(2)]
+    together = build(objective=config)
+    found = step(together, lars(together), *passes)
+    mean: dict[str, Tensor] = {}
+    losses = []
+    for seen in passes:
+        alone = build(objective=config)
+        losses.append(step(alone, lars(alone), seen).loss)
+        for name, p in alone.named_parameters():
+            if p.grad is not None:
+                mean[name] = mean.get(name, 0) + p.grad / 2
+    assert found.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
+    for name, gradient in mean.items():
+        torch.testing.assert_close(together.get_parameter(name).grad, gradient, rtol=1e-8, atol=1e-12)
 
 
 def test_accumulated_gradient_is_the_mean() -> None:

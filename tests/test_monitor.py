@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from byol import monitor
+from byol.config import Config, apply
 
 
 def test_spread_is_one_on_the_sphere_and_zero_in_a_point() -> None:
@@ -24,6 +25,11 @@ def test_effective_rank_counts_directions() -> None:
     assert monitor.effective_rank(torch.ones(50, 8)) == pytest.approx(1, rel=1e-6)
     values = torch.diag(torch.tensor([3.0, 1.0]))
     assert monitor.effective_rank(values) == pytest.approx(math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25))))
+
+
+def test_length_is_the_mean_norm() -> None:
+    """Breaks if norms are squared, summed, or taken over images."""
+    assert monitor.length(torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0]])) == pytest.approx(2.0, rel=1e-15)
 
 
 def test_retrieval_counts_twins_found() -> None:
@@ -80,3 +86,22 @@ def test_a_collapse_names_its_likely_cause() -> None:
     assert monitor.verdict(history([0.5, 0.7], [12.0, 6.0], [0.01, 0.02], tau=0.0)).word == "collapsing"
     assert "optim.tau" in monitor.verdict(history(*collapsing, tau=0.0)).sentence
     assert "predictor" in monitor.verdict(history(*collapsing)).sentence
+    without = apply(Config(), {"network.predictor": "none"})
+    assert "network.predictor is none" in monitor.verdict(history(*collapsing), without).sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"network.target": "stop-gradient"}, "collapsing"),
+        ({"network.target": "online", "objective.name": "info-nce"}, "learning"),
+        ({"network.target": "online", "objective.name": "info-nce", "objective.beta": 0}, "collapsing"),
+        ({"network.target": "stop-gradient", "network.predictor": "optimal-linear"}, "learning"),
+    ],
+)
+def test_a_fast_target_is_no_bad_sign_where_images_are_held_apart(changes: dict[str, object], word: str) -> None:
+    """Breaks if SimCLR or an optimal predictor, which need no slow target, are called collapsing for a falling rank."""
+    falling = history([0.5, 0.7], [12.0, 6.0], [0.01, 0.2], tau=0.0)
+    assert monitor.verdict(falling, apply(Config(), changes)).word == word
+    measured = history([0.5, 0.05], [20.0, 3.0], [0.01, 0.01], tau=0.0)
+    assert monitor.verdict(measured, apply(Config(), changes)).word == "collapsing"

@@ -279,19 +279,21 @@ def test_adamw() -> None:
     assert weight == pytest.approx([(2 * 0.99 - 0.1) * 0.99 - 0.1], rel=1e-6)
 
 
-def test_predictor_learns_at_its_own_rate() -> None:
-    """Breaks if optim.predictor_lr reaches anything but the predictor, or is applied other than to the rate."""
+@pytest.mark.parametrize(("predictor", "projector"), [(10.0, 1.0), (1.0, 5.0), (10.0, 0.5), (0.0, 2.0)])
+def test_heads_learn_at_their_own_rates(predictor: float, projector: float) -> None:
+    """Breaks if a multiplier reaches another part, one undoes the other, or it is applied other than to the rate."""
     torch.manual_seed(0)
     small = Network(encoder="resnet18", width=0.05, projector_hidden=8, predictor_hidden=8, projection=4)
     plain = method.build(small).double()
     scaled = copy.deepcopy(plain)
     views = torch.randn(2, 6, 3, 32, 32, dtype=torch.float64)
     before = {name: value.clone() for name, value in plain.named_parameters()}
-    for model, factor in ((plain, 1.0), (scaled, 10.0)):
-        optimizer = optim.build(model, Optim(predictor_lr=factor))
+    for model, config in ((plain, Optim()), (scaled, Optim(predictor_lr=predictor, projector_lr=projector))):
+        optimizer = optim.build(model, config)
         place = Machine("cpu", "float64", torch.get_num_threads())
         update(model, optimizer, [Pass(views[0], views[1], None)], lr=0.1, tau=1.0, machine=place)
     moved = dict(scaled.named_parameters())
     for name, value in plain.named_parameters():
-        expected = (value - before[name]) * (10 if name.startswith("predictor") else 1)
+        factor = {"predictor": predictor, "online.projector": projector}
+        expected = (value - before[name]) * next((f for part, f in factor.items() if name.startswith(part + ".")), 1)
         torch.testing.assert_close(moved[name] - before[name], expected, rtol=1e-6, atol=1e-12)

@@ -52,8 +52,26 @@ def test_paper_presets_change_nothing_else(name: str) -> None:
     config = PRESETS[name]()
     default = Config()
     assert (config.views, config.network, config.run) == (default.views, default.network, default.run)
+    assert config.objective == default.objective
     assert config.data == Data(holdout=0.0)
     assert config.network == Network()
+
+
+def test_simclr_is_the_original() -> None:
+    """Breaks if a number of SimCLR's code changes (FACTS 1.4, 1.14), or the BYOL paper's factor of 2α comes back."""
+    config, base = PRESETS["simclr"](), PRESETS["paper-300"]()
+    assert config.views.t == config.views.t_prime
+    view = config.views.t
+    assert (view.brightness, view.contrast, view.saturation, view.hue) == (0.8, 0.8, 0.8, 0.2)
+    assert (view.jitter, view.grayscale, view.blur, view.solarize, view.flip) == (0.8, 0.2, 0.5, 0, 0.5)
+    assert (view.area_min, view.area_max) == (0.08, 1)
+    network, objective = config.network, config.objective
+    assert (network.projector_hidden, network.projection, network.projector_depth) == (2048, 128, 2)
+    assert network.projection_norm
+    assert (network.predictor, network.target) == ("none", "online")
+    assert (objective.name, objective.temperature, objective.beta) == ("info-nce", 0.1, 1)
+    assert objective.scale * 2 * objective.temperature == pytest.approx(1, rel=1e-15)
+    assert (config.optim, config.data, config.run) == (base.optim, base.data, base.run)
 
 
 def test_imagenette_is_the_readmes() -> None:

@@ -1,0 +1,229 @@
+"""The family around BYOL: every variant as a whole tiny run, and equations (4) and (5) checked in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import byol
+from byol import checkpoint, interrupt, pretraining, schedules
+from byol.errors import Interrupted
+from byol.networks import OptimalLinear
+from byol.objectives import OBJECTIVES, regression
+from tests.test_pretraining import digest
+
+NO_PREDICTOR = {"network.predictor": "none"}
+NO_TARGET = {"network.target": "online"}
+NEGATIVES = {"objective.name": "info-nce"}
+SOLVED = {"network.predictor": "optimal-linear", "network.projection": 4}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "simclr of the paper": NEGATIVES | NO_PREDICTOR | NO_TARGET,
+    "simclr with a target": NEGATIVES | NO_PREDICTOR,
+    "simclr with a predictor": NEGATIVES | NO_TARGET,
+    "byol with negatives": NEGATIVES | {"objective.beta": 0.5, "objective.temperature": 0.3},
+    "byol by info-nce": NEGATIVES | {"objective.beta": 0.0},
+    "mean teacher": NO_PREDICTOR,
+    "no target": NO_TARGET,
+    "neither": NO_PREDICTOR | NO_TARGET,
+    "stop-gradient": {"network.target": "stop-gradient"},
+    "fixed random target": {"network.target": "fixed"},
+    "tau 0": {"optim.tau": 0.0, "optim.tau_schedule": "constant"},
+    "tau 1": {"optim.tau": 1.0, "optim.tau_schedule": "constant"},
+    "layer": {"objective.normalization": "layer"},
+    "batch": {"objective.normalization": "batch"},
+    "no normalization": {"objective.normalization": "none"},
+    "lambda and mu": {"network.target": "stop-gradient", "optim.predictor_lr": 10.0, "optim.projector_lr": 2.0},
+    "optimal predictor": SOLVED | {"network.target": "stop-gradient"},
+    "optimal predictor, moving average": SOLVED,
+    "depth 1": {"network.projector_depth": 1, "network.predictor_depth": 1},
+    "depth 3": {"network.projector_depth": 3, "network.predictor_depth": 3, "network.projection": 16},
+    "initialization": {"network.init_scale": 2.0},
+    "smaller batches": NEGATIVES | {"optim.accumulate": 2},
+}
+VARIANTS |= {name: {"objective.name": name} for name in OBJECTIVES}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_trains(folder: Path, tmp_path: Path, tiny: dict[str, Any], name: str) -> None:
+    """Breaks if a variant exists only in the config: no gradient reaches the encoder, or the logged tau is not its."""
+    run = byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny | {"optim.epochs": 1} | VARIANTS[name])
+    losses = [m["loss"] for m in run.metrics if "loss" in m]
+    assert len(losses) == 3
+    assert len(set(losses)) == 3
+    taus = [m["tau"] for m in run.metrics if "tau" in m]
+    target = VARIANTS[name].get("network.target", "moving-average")
+    constant = {"stop-gradient": 0.0, "online": 0.0, "fixed": 1.0}
+    if "optim.tau" in VARIANTS[name] or target in constant:
+        assert taus == [constant.get(target, VARIANTS[name].get("optim.tau"))] * 3
+    else:
+        assert taus == [schedules.target_decay(k, base=run.config.optim.tau, total_steps=3) for k in range(3)]
+    tensors = checkpoint.read(checkpoint.found(run.out / "checkpoints")[0])
+    assert all(t.isfinite().all() for t in tensors.values())
+    assert float(tensors["optimizer.online.encoder.conv1.weight.momentum"].norm()) > 0
+    assert any(n.startswith("method.target.") for n in tensors) == (target in ("moving-average", "fixed"))
+
+
+def test_the_simclr_preset_trains(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if the preset cannot be shrunk to a run, or its loss is not over 2B − 1 candidates for each order."""
+    run = byol.pretrain(folder, tmp_path / "run", "simclr", tiny)
+    first = next(m["loss"] for m in run.metrics if "loss" in m)
+    assert 0 < first < 2 * (torch.tensor(15.0).log().item() + 2 / 0.1)
+    assert run.config.objective.scale == 5
+
+
+def test_constant_tau_zero_and_one_are_the_targets_they_name(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Breaks if tau = 1 moves the target, or tau = 0 leaves it behind the online network."""
+    fixed = {"optim.tau_schedule": "constant", "run.checkpoint_steps": 1, "run.keep": 10}
+    for tau in (0.0, 1.0):
+        out = tmp_path / str(tau)
+        byol.pretrain(folder, out, "cifar10-cpu", tiny | fixed | {"optim.tau": tau})
+        saved = [checkpoint.read(path) for path in checkpoint.found(out / "checkpoints")]
+        last, first = saved[0], saved[-1]
+        for name in (n for n in last if n.startswith("method.target.") and n.endswith("weight")):
+            reference = first[name] if tau else last[name.replace("target", "online")]
+            assert torch.equal(last[name], reference), (tau, name)
+
+
+@pytest.mark.parametrize(
+    "changes", [NEGATIVES | NO_PREDICTOR | NO_TARGET | {"optim.accumulate": 2}, SOLVED], ids=["simclr", "solved"]
+)
+def test_an_interrupted_variant_ends_as_an_uninterrupted_one(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Breaks if a variant keeps anything between steps but weights and momentum, or cannot do without a target."""
+    overrides = tiny | changes
+    byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", overrides)
+    real, calls = pretraining.update, []
+
+    def update(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            interrupt._state["requested"] = True
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(pretraining, "update", update)
+    with pytest.raises(Interrupted, match="saved"):
+        byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
+    byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_norms_over_training_are_those_of_the_figure(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if a look misses a norm: appendix F.6 plots those of representation and projection over training."""
+    run = byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny)
+    looks = [m for m in run.metrics if "norm_representation" in m]
+    assert [m["step"] for m in looks] == [m["step"] for m in run.metrics if "spread" in m]
+    assert len(looks) >= 2
+    assert all(m["norm_representation"] > 0 and m["norm_projection"] > 0 for m in looks)
+    assert len({m["norm_projection"] for m in looks}) == len(looks)
+
+
+def online(images: Tensor, weights: Tensor) -> Tensor:
+    """A small encoder z_θ(v), not linear in θ: (B, 5), (5, 3) → (B, 3)."""
+    return torch.tanh(images @ weights) + 0.1 * (images @ weights) ** 2
+
+
+def example(batch: int = 50) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, θ and target projections z', which depend on the images and on noise of their own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    images = draw(batch, 5)
+    targets = torch.sin(images @ draw(5, 3)) + 0.3 * draw(batch, 3)
+    return images, draw(5, 3).requires_grad_(), targets
+
+
+def input_gradient(predictor: OptimalLinear, images: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
+    """∇_θ E‖q*(z_θ) − z'‖² through the predictor's input alone, as training has it; both orders alike, so halved."""
+    z = online(images, weights)
+    prediction = predictor(z, targets)
+    loss = regression(prediction, targets, prediction, targets, normalization="none") / 2
+    return torch.autograd.grad(loss, weights)[0]
+
+
+def conditional_variance(z: Tensor, targets: Tensor) -> Tensor:
+    """E Σ_i Var(z'_i | z) of jointly Gaussian, centred z' and z with the batch's moments: a Schur complement's trace.
+
+    For these the best predictor of all is linear, which is what makes a closed form of both sides possible.
+    """
+    count = len(z)
+    covariance, cross, own = z.T @ z / count, z.T @ targets / count, targets.T @ targets / count
+    return torch.trace(own - cross.T @ torch.linalg.inv(covariance) @ cross)
+
+
+def test_equation_5_gradient_is_that_of_the_conditional_variance() -> None:
+    """Breaks if the optimal predictor is differentiated otherwise than through its input, or is not optimal."""
+    images, weights, targets = example()
+    (expected,) = torch.autograd.grad(conditional_variance(online(images, weights), targets), weights)
+    assert float(expected.norm()) > 1e-3
+    found = input_gradient(OptimalLinear(1e-12), images, weights, targets)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
+    spoiled = input_gradient(OptimalLinear(0.5), images, weights, targets)  # far from optimal, the two differ
+    assert float((spoiled - expected).norm() / expected.norm()) > 0.05
+
+
+def test_equation_5_against_finite_differences() -> None:
+    """Breaks if the two sides agree only because both are autograd's: central differences of the variance itself."""
+    images, weights, targets = example()
+    found = input_gradient(OptimalLinear(1e-12), images, weights, targets)
+    for i in range(5):
+        for j in range(3):
+            nudge = torch.zeros(5, 3, dtype=torch.float64)
+            nudge[i, j] = 1e-5
+            above, below = (
+                conditional_variance(online(images, (weights + sign * nudge).detach()), targets) for sign in (1, -1)
+            )
+            assert float(found[i, j]) == pytest.approx(float(above - below) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+def test_equation_4_optimal_predictor_is_the_conditional_expectation() -> None:
+    """Breaks if Q* is not argmin: of z that takes four values, as unit vectors, any predictor is linear, and the best
+    gives E[z' | z], the mean of each value's targets; what is left is the conditional variance."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.arange(4).repeat(10)
+    z = torch.eye(4, dtype=torch.float64)[value]
+    targets = torch.randn(40, 4, generator=generator, dtype=torch.float64) + value[:, None]
+    prediction = OptimalLinear(1e-12)(z, targets)
+    variance = 0.0
+    for v in range(4):
+        group = targets[value == v]
+        torch.testing.assert_close(prediction[value == v], group.mean(0).expand_as(group), rtol=1e-9, atol=1e-9)
+        variance += float(group.var(0, correction=0).sum()) / 4
+    left = regression(prediction, targets, prediction, targets, normalization="none") / 2
+    assert float(left) == pytest.approx(variance, rel=1e-9)
+
+
+def test_equation_4_no_other_linear_predictor_is_better() -> None:
+    """Breaks if a factor or a transpose of the normal equations is wrong."""
+    images, weights, targets = example()
+    z = online(images, weights).detach()
+    best = OptimalLinear(1e-12).solve(z, targets)
+    least = float((z @ best - targets).square().sum())
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        other = best + 0.01 * torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        assert float((z @ other - targets).square().sum()) > least
+
+
+def test_the_gradient_through_the_predictor_itself_vanishes() -> None:
+    """Breaks if the envelope theorem's condition fails: E[∂L/∂q · ∂q*/∂θ] is 0 for q*, and only for it (appendix H)."""
+    images, weights, targets = example()
+    z = online(images, weights)
+
+    def through_the_predictor(ridge: float) -> Tensor:
+        penalty = ridge * torch.trace(z.T @ z) / 3 * torch.eye(3, dtype=torch.float64)
+        q = torch.linalg.solve(z.T @ z + penalty, z.T @ targets)
+        loss = (z.detach() @ q - targets).square().sum(1).mean()
+        return torch.autograd.grad(loss, weights, retain_graph=True)[0]
+
+    assert float(through_the_predictor(0.0).norm()) < 1e-12
+    assert float(through_the_predictor(0.5).norm()) > 1e-3
