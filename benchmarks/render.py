@@ -35,12 +35,44 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
+    """The protocols beside each other; a budget's cuts are below."""
+    names = ("byol", "random", "supervised")
+    lines = [
+        "Protocols of `byol evaluate` on the encoder of cifar10-45min (`benchmarks/evaluations.py`): test figures,",
+        "mean ± half the range over three seeds of the evaluation, each choice made on validation images.",
+        "",
+        f"| data | protocol | figure | {' | '.join(names)} | minutes | steps |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for stem, record in records:
+        encoders = record["encoders"]
+        for figure in encoders["byol"]["test"]:
+            values = [half_range(encoders[n]["test"][figure]) if n in encoders else "" for n in names]
+            shares = [note for e in encoders.values() for run in e["runs"] for note in run["notes"] if "steps" in note]
+            cut = "cut by the budget" if shares else "all"
+            data = stem.split("-")[1]
+            lines.append(
+                f"| {data} | {record['protocol']} | {figure} | {' | '.join(values)} | {record['minutes']:.1f} | {cut} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def half_range(value: dict[str, float]) -> str:
+    return f"{100 * value['mean']:.1f} ± {100 * value['half_range']:.1f} %"
+
+
 def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
         groups[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
+    text = table(sorted(groups.items()))
+    found = [(path.stem, read_json(path)) for path in sorted((ROOT / "results").glob("evaluation-*.json"))]
+    compared = [(stem, record) for stem, record in found if "encoders" in record]
+    if compared:
+        text += "\n" + evaluations(compared)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rendered = BLOCK.sub(lambda match: match[1] + table(sorted(groups.items())) + match[2], readme)
+    rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
     write_atomically(ROOT / "README.md", rendered.encode())
 
 

@@ -14,7 +14,7 @@ import byol
 from byol import interrupt
 from byol.config import Config, apply, declared, flatten, optional
 from byol.errors import ByolError, Interrupted, UsageError, nearest
-from byol.evals.spec import Specs
+from byol.evals.spec import Specs, chosen_protocols
 
 app = App(
     name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
@@ -167,9 +167,11 @@ def evaluate(
     apply(Config(), settings, "flags")
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}.")
+    protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
+    if not Path(run.removeprefix("random:")).exists():
+        raise UsageError(f"There is no encoder at {run}: no such run or file.")
     from byol.evaluation import evaluate as score
 
-    protocols = [name for item in protocol for name in item.split(",")]
     score(
         run,
         on,

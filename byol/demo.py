@@ -30,7 +30,7 @@ OVERRIDES = {
     "network.projector_hidden": 256,
     "network.predictor_hidden": 256,
     "network.projection": 64,
-    "optim.epochs": 50,
+    "optim.epochs": 45,
     "optim.warmup_epochs": 1,
     "optim.batch": 64,
     "optim.lr": 0.4,

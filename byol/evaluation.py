@@ -12,10 +12,10 @@ from typing import Any
 from byol import data, machine
 from byol.config import flatten
 from byol.data.task import Task
-from byol.errors import UsageError, nearest
+from byol.errors import Interrupted, UsageError
 from byol.evals import features, finetune, knn, linear, semi_supervised, supervised, transfer
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
-from byol.evals.spec import PROTOCOLS, Specs
+from byol.evals.spec import PROTOCOLS, Specs, chosen_protocols
 from byol.evals.sweep import Result, Session
 from byol.progress import duration, say
 from byol.records import only_writer, write_json
@@ -58,6 +58,8 @@ def evaluate(
             base = Session(cache=Path(cache) if cache else features.default_cache(), seconds=share, out=place / name)
             try:
                 found[name] = _protocol(name, encoder, task, getattr(specs, PROTOCOLS[name]), base, seeds)
+            except Interrupted:
+                raise Interrupted("Interrupted; what was tried is kept, the same command goes on after it.") from None
             except UsageError as error:
                 if len(names) == 1:
                     raise
@@ -66,14 +68,6 @@ def evaluate(
             write_json(place / name / "result.json", found[name])
     print(table(found))
     return found
-
-
-def chosen_protocols(asked: Sequence[str]) -> list[str]:
-    """Names as given, or all; in the order of their cost."""
-    for name in asked:
-        if name != "all" and name not in PROTOCOLS:
-            raise UsageError(f"There is no protocol '{name}'. {nearest(name, [*PROTOCOLS, 'all'])}")
-    return [name for name in PROTOCOLS if name in asked or "all" in asked]
 
 
 def _open(run: str, settings: Mapping[str, Any]) -> Encoder:

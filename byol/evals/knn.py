@@ -14,21 +14,33 @@ from byol.evals.metrics import score
 from byol.evals.spec import Knn
 from byol.evals.sweep import Result, Session
 
-CHUNK = 1024
+QUERIES, ROWS = 4096, 16_384  # compared at a time: neither the bank nor its similarities need fit in memory
 
 
 def votes(
     bank: Tensor, labels: Tensor, queries: Tensor, *, classes: int, k: int = 20, temperature: float = 0.07
 ) -> Tensor:
     """Scores (Q, classes) of each query (Q, D): the k most similar of bank (N, D) vote with exp(cos / temperature)."""
-    bank = F.normalize(bank.float(), dim=1)
     found = []
-    for chunk in F.normalize(queries.float(), dim=1).split(CHUNK):
-        similarity, nearest = (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
+    for chunk in queries.split(QUERIES):
+        similarity, nearest = _nearest(bank, F.normalize(chunk.float(), dim=1), k)
         # 1 is the highest cosine: subtracting it changes no order and keeps small temperatures finite
         weights = ((similarity - 1) / temperature).exp()
         found.append(torch.zeros(len(chunk), classes).scatter_add_(1, labels[nearest], weights))
     return torch.cat(found)
+
+
+def _nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them when there are fewer."""
+    similarity = torch.empty(len(queries), 0)
+    rows = torch.empty(len(queries), 0, dtype=torch.int64)
+    for first in range(0, len(bank), ROWS):
+        part = F.normalize(bank[first : first + ROWS].float(), dim=1)
+        here, place = (queries @ part.T).topk(min(k, len(part)), dim=1)
+        similarity, rows = torch.cat([similarity, here], 1), torch.cat([rows, place + first], 1)
+        similarity, order = similarity.topk(min(k, similarity.shape[1]), dim=1)
+        rows = rows.gather(1, order)
+    return similarity, rows
 
 
 def evaluate(encoder: Encoder, task: Task, spec: Knn = Knn(), session: Session = Session()) -> Result:

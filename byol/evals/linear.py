@@ -33,16 +33,23 @@ def evaluate(encoder: Encoder, task: Task, spec: Linear = Linear(), session: Ses
         images = training.images_of(task.train, encoder)
         spec, notes = _affordable(encoder, images, classes, spec, session)
         bank = train_bank(encoder, images, classes, spec.lrs, spec, session.seed)
-        held = training.Held(task.validation, encoder)
-        trials = []
-        for lr, head in zip(spec.lrs, bank, strict=True):
-            found = METRICS[task.metric](*held.predict(nn.Sequential(encoder.module, head)))
-            trials.append(Trial({"lr": lr}, found))
+        trials = _scored(encoder, task, bank, spec.lrs)
         chosen = best(trials).setting
         both = training.images_of(joined(task.train, task.validation), encoder)
         final = train_bank(encoder, both, classes, [chosen["lr"]], spec, session.seed + 1)[0]
         test = training.Held(task.test.open(), encoder).predict(nn.Sequential(encoder.module, final))
     return Result(trials, chosen, score(task.metric, *test), notes)
+
+
+@torch.inference_mode()
+def _scored(encoder: Encoder, task: Task, bank: nn.ModuleList, lrs: Sequence[float]) -> list[Trial]:
+    """Every head on the validation images, which pass the encoder once."""
+    values, targets = training.Held(task.validation, encoder).predict(encoder.module)
+    inputs = torch.from_numpy(values).to(encoder.place.device)
+    return [
+        Trial({"lr": lr}, METRICS[task.metric](head(inputs).cpu().numpy(), targets))
+        for lr, head in zip(lrs, bank, strict=True)
+    ]
 
 
 def train_bank(

@@ -79,9 +79,8 @@ def evaluate(
         raise UsageError(f"semi-supervised needs one class an image, and {task.name} has several.")
     cases = _cases(encoder, task, spec, session.seed)
     held = training.Held(task.validation, encoder)
-    choices = []
-    for place, case in enumerate(cases):
-        choices.append(_choose(case, task, spec, held, session, session.left * 0.9 / (len(cases) - place)))
+    seconds = session.left * 0.9 / len(cases)  # the final run of a case, which comes later, is part of its share
+    choices = [_choose(case, task, spec, held, session, seconds) for case in cases]
     # Trained once more, which gives the same weights as when the setting was tried.
     models = [case.train(choice.setting, choice.steps)[0] for case, choice in zip(cases, choices, strict=True)]
     test = training.Held(task.test.open(), encoder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from byol.config import option
+from byol.errors import UsageError, nearest
 
 
 def log_spaced(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -106,3 +108,11 @@ PROTOCOLS = {
     "finetune": "finetune",
     "supervised": "supervised",
 }
+
+
+def chosen_protocols(asked: Sequence[str]) -> list[str]:
+    """The names as given, or all; in the order of their cost."""
+    for name in asked:
+        if name != "all" and name not in PROTOCOLS:
+            raise UsageError(f"There is no protocol '{name}'. {nearest(name, [*PROTOCOLS, 'all'])}")
+    return [name for name in PROTOCOLS if name in asked or "all" in asked]
