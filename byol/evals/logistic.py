@@ -21,11 +21,11 @@ from torch import Tensor
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
 
 HISTORY = 10
-PATIENCE = 5  # quiet iterations before a problem counts as solved: one short step happens on the way as well
+PATIENCE = 3  # quiet iterations before a problem counts as solved: one short step happens on the way as well
 TRIALS = 12  # step lengths tried before the rounding errors are taken to hide all further descent
 STRIDE = 8  # of the penalties solved first; the others start between two solved ones
-COLUMNS = {"cpu": 256, "cuda": 4096}  # penalties × classes solved together
-ELEMENTS = {"cpu": 2**18, "cuda": 2**25}  # logits at a time; on a CPU they stay in its cache
+COLUMNS = {"cpu": 256, "cuda": 2048}  # penalties × classes solved together
+ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # logits at a time; on a CPU they stay in its cache
 BLOCK = 2**22  # feature values at a time where they are read once
 RANK = 1e-12  # directions with less than this share of the greatest variance are rounding errors of the features
 CERTAIN = 1e4  # stands for the infinite bias of a class that every image has, or none
@@ -289,9 +289,12 @@ def _pair(before: State, after: State) -> Pair:
 
 
 def _curvature(data: Data, state: State, pair: Pair) -> Tensor:
-    """What the last step saw of the cross-entropy's curvature, as a share of the Gram matrix's; else what was known."""
-    whole = 1 / pair.inverse - _dot(pair.step, state.penalties * pair.step)
-    share = whole / _dot(pair.step, data.spectrum * pair.step)
+    """What the last step saw of the cross-entropy's curvature, as a share of the Gram matrix's; else what was known.
+
+    Of the two usual estimates the greater one: the other is a mean along the step, and oversteps elsewhere.
+    """
+    change = pair.change - state.penalties * pair.step
+    share = _dot(change, change / data.spectrum) / _dot(pair.step, change)
     return torch.where((pair.inverse > 0) & (share > 0), share, state.curvature)
 
 
