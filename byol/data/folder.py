@@ -63,10 +63,16 @@ def folder(path: Path, max_megapixels: float = 64.0) -> Source:
         logging.getLogger(__name__).warning(_left_out(path, walk))
     ends = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
     paths = Paths(root, b"".join(found), ends)
-    labels, classes = _labels(found)
+    return of_paths(printable(path), paths, max_megapixels, *_labels(found))
+
+
+def of_paths(
+    name: str, paths: Paths, max_megapixels: float, labels: np.ndarray | None, classes: tuple[str, ...]
+) -> Source:
+    """The files at these paths, each read when it is asked for."""
     return Source(
-        name=printable(path),
-        count=len(found),
+        name=name,
+        count=len(paths.ends),
         read=partial(_read, paths, max_megapixels),
         describe=partial(_describe, paths),
         labels=labels,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from byol.data.decode import printable
-from byol.data.folder import Paths, _describe, _read, _stamp, folder
+from byol.data.folder import Paths, folder, of_paths
 from byol.data.source import Source
 from byol.data.task import Part, held_out_fraction, held_out_per_class, whole
 from byol.errors import BadData, UsageError
@@ -75,15 +75,8 @@ def _part(name: str, root: Path, listing: Listing, max_megapixels: float) -> Par
     start = os.fsencode(os.path.join(root, ""))
     found = [os.fsencode(file).removeprefix(start) for file in listing.files]
     paths = Paths(os.fsencode(root), b"".join(found), np.cumsum([len(path) for path in found]))
-    source = Source(
-        name=name,
-        count=len(found),
-        read=partial(_read, paths, max_megapixels),
-        describe=partial(_describe, paths),
-        labels=listing.labels if listing.labels.ndim == 1 else None,
-        classes=listing.classes,
-        stamp=partial(_stamp, paths),
-    )
+    labels = listing.labels if listing.labels.ndim == 1 else None
+    source = of_paths(name, paths, max_megapixels, labels, listing.classes)
     return Part(source, np.arange(len(found)), listing.labels)
 
 
@@ -148,7 +141,7 @@ def _listing(dataset: Any, classes: tuple[str, ...] = ()) -> Listing:
 
 def _need_scipy(name: str) -> None:
     if importlib.util.find_spec("scipy") is None:
-        raise UsageError(f"{name} comes with .mat files, which need scipy: pip install scipy.")
+        raise UsageError(f"{name} comes with .mat files, which need scipy: pip install 'byol[eval]'.")
 
 
 def birdsnap(root: Path, split: str) -> Listing:

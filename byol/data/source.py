@@ -21,7 +21,7 @@ class Source:
     count: int
     read: Callable[[int], torch.Tensor]
     describe: Callable[[int], str]
-    labels: np.ndarray | None = None  # int64 (count,)
+    labels: np.ndarray | None = None  # int64 (count,); of several an image int8 (count, classes)
     classes: tuple[str, ...] = ()
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
 

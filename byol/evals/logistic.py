@@ -313,7 +313,7 @@ def _evaluate(data: Data, points: Tensor, penalties: Tensor, classes: Tensor) ->
         else:
             entropy, residual = _binary(logits, data.targets[:, block][classes][:, None])
         losses += entropy
-        gradients.view_as(flat).addmm_(residual.view(len(flat), -1), rows)
+        gradients.view_as(flat).addmm_(residual.view(len(flat), len(rows)), rows)
     return losses, gradients
 
 
