@@ -21,7 +21,7 @@ SPECS = Specs(
     knn=Knn(k=200, temperature=0.1),
     semi_supervised=SemiSupervised(fractions=(0.01, 0.1)),
     finetune=Finetune(),
-    supervised=Supervised(epochs=12, warmup_epochs=1, augment_ops=1),
+    supervised=Supervised(epochs=6, warmup_epochs=1, augment_ops=1),
 )
 # data, protocol, encoders, share of the time. From scratch is part of semi-supervised itself, and an encoder that
 # has seen all labels of CIFAR has no place there.

@@ -130,6 +130,7 @@ def evaluate(
     out: Path | None = None,
     cache: Path | None = None,
     root: str = "datasets",
+    resolution: int = 0,
     device: str = "auto",
     precision: str = "auto",
     given: Annotated[SpecFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
@@ -156,6 +157,8 @@ def evaluate(
         Where features are kept; the user's cache directory when left out.
     root
         Where the data sets with names are.
+    resolution
+        Side of the encoder's input in pixels; 0: as in pretraining.
     device
         auto, cpu, cuda or mps.
     precision
@@ -163,7 +166,9 @@ def evaluate(
     """
     seconds = _seconds(budget) if budget else float("inf")
     specs = apply(Specs(), _given(given) if given else {}, "flags")
-    settings = {"data.root": root, "run.device": device, "run.precision": precision}
+    settings: dict[str, Any] = {"data.root": root, "run.device": device, "run.precision": precision}
+    if resolution:
+        settings["data.resolution"] = resolution
     apply(Config(), settings, "flags")
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}.")

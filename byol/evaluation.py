@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from byol import data, machine
+from byol.checkpoint import ENCODER_FIELDS
 from byol.config import flatten
 from byol.data.task import Task
 from byol.errors import Interrupted, UsageError
@@ -110,7 +111,7 @@ def _protocol(
         "encoder": {
             "name": Path(encoder.name).name,
             "checksum": encoder.checksum(),
-            "network": flatten(encoder.config.network),
+            "network": {field: getattr(encoder.config.network, field) for field in ENCODER_FIELDS},
             "resolution": encoder.resolution,
         },
         "data": _describe(task),
