@@ -90,6 +90,7 @@ def test_given_parts_are_used_as_they_are(tmp_path: Path) -> None:
         write_images(tmp_path / "set" / name, count)
     opened = open_task(str(tmp_path / "set"), Data())
     assert (len(opened.train), len(opened.validation), len(opened.test.open())) == (20, 8, 12)
+    assert opened.name == str(tmp_path / "set")
 
 
 def test_val_alone_is_the_test(tmp_path: Path) -> None:

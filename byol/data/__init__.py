@@ -49,15 +49,15 @@ def open_task(spec: str, config: Data) -> Task:
     if not Path(spec).is_dir() and not spec.startswith(("scenes", "torchvision:")):
         raise UsageError(f"There is no folder and no benchmark '{spec}'. {nearest(spec, BENCHMARKS)}")
     if spec.startswith("scenes"):
-        return _with_test(open_source(spec, config), None, partial(_scenes_test, spec, config))
+        return _with_test(spec, open_source(spec, config), None, partial(_scenes_test, spec, config))
     if spec.startswith("torchvision:"):
-        return _with_test(open_source(spec, config), None, partial(open_source, spec, config, "test"))
+        return _with_test(spec, open_source(spec, config), None, partial(open_source, spec, config, "test"))
     roots = split_roots(Path(spec))
     train = folder(roots.get("train", Path(spec)), config.max_megapixels)
     if not roots:
         return _split(train)
     given = folder(roots["val"], config.max_megapixels) if {"val", "test"} <= roots.keys() else None
-    return _with_test(train, given, partial(folder, roots.get("test") or roots["val"], config.max_megapixels))
+    return _with_test(spec, train, given, partial(folder, roots.get("test") or roots["val"], config.max_megapixels))
 
 
 def _scenes_test(spec: str, config: Data) -> Source:
@@ -87,11 +87,11 @@ def _split(source: Source) -> Task:
     return Task(source.name, source.classes, "top1", train, validation, Sealed(lambda: test))
 
 
-def _with_test(train: Source, validation: Source | None, test: partial[Source]) -> Task:
+def _with_test(name: str, train: Source, validation: Source | None, test: partial[Source]) -> Task:
     part = _labelled(train)
     if validation is None:
         part, held = held_out_fraction(part, VALIDATION_SHARE)
     else:
         held = _labelled(validation, train.classes)
     sealed = Sealed(lambda: _labelled(test(), train.classes))
-    return Task(train.name, train.classes, "top1", part, held, sealed)
+    return Task(name, train.classes, "top1", part, held, sealed)

@@ -21,8 +21,8 @@ from torch import Tensor
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
 
 HISTORY = 10
-PATIENCE = 3  # quiet iterations before a problem counts as solved: one short step happens on the way as well
-TRIALS = 12  # step lengths tried before the rounding errors are taken to hide all further descent
+FLAT = 1e-4  # in some directions the curvature is less than this share of what the last step saw
+TRIALS = 12  # step lengths
 STRIDE = 8  # of the penalties solved first; the others start between two solved ones
 COLUMNS = {"cpu": 256, "cuda": 2048}  # penalties × classes solved together
 ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # logits at a time; on a CPU they stay in its cache
@@ -59,7 +59,6 @@ class State(NamedTuple):
     losses: Tensor  # (B,)
     gradients: Tensor  # (B, K, R)
     curvature: Tensor  # (B,) of the cross-entropy along the last step, as a share of the Gram matrix's
-    quiet: Tensor  # (B,) iterations in a row that hardly lowered the loss
 
 
 class Pair(NamedTuple):
@@ -77,14 +76,14 @@ def fit(
     penalties: Sequence[float],
     *,
     start: Tensor | None = None,
-    tolerance: float = 1e-7,
+    tolerance: float = 1e-5,
     max_iterations: int = 2000,
     progress: Callable[[int], None] | None = None,
 ) -> Fit:
     """Optimum for features (N, D) at each penalty; `progress` is told how many penalties are solved.
 
     Targets are labels (N,) or signs (N, classes): 1 present, −1 absent, 0 not counted. `start` is (D + 1, C) or
-    (P, D + 1, C). A problem is solved when iterations lower its objective by less than the share `tolerance`.
+    (P, D + 1, C). A problem is solved when its objective can fall by no more than about the share `tolerance`.
     """
     assert min(penalties) > 0, "without a penalty there may be no optimum"
     trained, biases = _split_classes(targets.to(features.device), classes)
@@ -187,7 +186,7 @@ def _groups(count: int, classes: int, device: torch.device) -> Iterator[list[int
         rounds.append(range(stride, count, 2 * stride))
         stride //= 2
     for places in rounds:
-        order = list(places)[::-1]  # strong ones first: they are easy, and a start for the next group
+        order = [count - 1 - i for i in places]  # strong ones first: they are easy, and a start for the next group
         yield from (order[i : i + size] for i in range(0, len(order), size))
 
 
@@ -216,8 +215,8 @@ def _solve(
     losses, gradients = _evaluate(data, points.reshape(shape), ridge, owners)
     # Böhning's bound: softmax curvature is at most 1/2, a binary one 1/4; so the first step cannot overshoot.
     curvature = torch.full_like(losses, 0.25 if apart else 0.5)
-    index, quiet = torch.arange(shape[0], device=points.device), torch.zeros_like(losses)
-    state = State(index, owners, ridge, points.reshape(shape), losses, gradients, curvature, quiet)
+    index = torch.arange(shape[0], device=points.device)
+    state = State(index, owners, ridge, points.reshape(shape), losses, gradients, curvature)
     found, losses, iterations = _minimize(data, state, tolerance, max_iterations)
     per_penalty = (penalties, shape[0] // max(1, penalties))
     most = F.pad(iterations.view(per_penalty), (0, 1)).amax(1)
@@ -231,17 +230,27 @@ def _minimize(data: Data, state: State, tolerance: float, max_iterations: int) -
     for _ in range(max_iterations):
         if not len(state.index):
             break
-        before, state = state, _advance(data, state, _direction(data, state, history), tolerance)
+        iterations[state.index] += 1
+        before, (state, moved) = state, _advance(data, state, _direction(data, state, history))
         history = [*history[1 - HISTORY :], _pair(before, state)]
         state = state._replace(curvature=_curvature(data, state, history[-1]))
-        iterations[state.index] += 1
-        going = state.quiet < PATIENCE
+        going = moved & (_gap(data, state) > tolerance * state.losses)
         if not going.all():
             points[state.index], losses[state.index] = state.points, state.losses
             state = State(*(field[going] for field in state))
             history = [Pair(*(field[going] for field in pair)) for pair in history]
     points[state.index], losses[state.index] = state.points, state.losses
     return points, losses, iterations
+
+
+def _gap(data: Data, state: State) -> Tensor:
+    """How much the losses (B,) can still fall, if the curvature is nowhere below the FLAT share of the usual.
+
+    The decrease of the last steps would not tell: along a feature that is rarely above zero the loss is almost flat, and
+    L-BFGS crosses a plateau on the way there. With FLAT = 0 it is the duality gap, a strict bound but a distant one.
+    """
+    least = FLAT * _column(state.curvature) * data.spectrum + state.penalties
+    return _dot(state.gradients, state.gradients / least) / 2
 
 
 def _direction(data: Data, state: State, history: list[Pair]) -> Tensor:
@@ -257,8 +266,11 @@ def _direction(data: Data, state: State, history: list[Pair]) -> Tensor:
     return towards
 
 
-def _advance(data: Data, state: State, directions: Tensor, tolerance: float) -> State:
-    """Backtracks from a full step until the loss falls enough (Armijo), with the problems that still search."""
+def _advance(data: Data, state: State, directions: Tensor) -> tuple[State, Tensor]:
+    """Backtracks from a full step until the loss falls enough (Armijo), with the problems that still search.
+
+    Also says which (B,) have moved; where none of the steps helps, rounding errors hide any further descent.
+    """
     slopes = _dot(state.gradients, directions)
     lengths = torch.ones_like(slopes)
     points, losses, gradients = state.points.clone(), state.losses.clone(), state.gradients.clone()
@@ -276,9 +288,9 @@ def _advance(data: Data, state: State, directions: Tensor, tolerance: float) -> 
         searching = searching[~fell]
         if not len(searching):
             break
-    quiet = torch.where(state.losses - losses < tolerance * losses, state.quiet + 1, 0)
-    quiet[searching] = PATIENCE
-    return state._replace(points=points, losses=losses, gradients=gradients, quiet=quiet)
+    moved = torch.ones_like(slopes, dtype=torch.bool)
+    moved[searching] = False
+    return state._replace(points=points, losses=losses, gradients=gradients), moved
 
 
 def _pair(before: State, after: State) -> Pair:
