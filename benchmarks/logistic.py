@@ -84,7 +84,7 @@ def loosest(features: np.ndarray, labels: np.ndarray, penalty: float, best: floa
 
 
 def compare(features: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Both on one set of features; the best known is the lowest that anyone found, ours with a tiny tolerance included."""
+    """Both on one set of features; the best known is the lowest that either found, ours at a tiny tolerance too."""
     seconds, losses = ours(features, labels)
     best = np.minimum(losses, ours(features, labels, tolerance=1e-9)[1])
     loop = [loosest(features, labels, p, b) for p, b in zip(PENALTIES, best, strict=True)]

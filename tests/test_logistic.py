@@ -108,7 +108,7 @@ def test_gradient_vanishes_at_the_optimum(kind: str) -> None:
     """Breaks if the loss and its written-out gradient disagree, or if weights come back in the wrong basis."""
     features, labels = relu_features(300, 8, 3)
     targets = labels if kind == "labels" else signs_of(labels, 3)
-    found = fit(features, targets, 3, (0.1, 10.0, 1e3), tolerance=0)
+    found = fit(features, targets, 3, (0.1, 10.0, 1e3), tolerance=1e-12)
     for weights, penalty in zip(found.weights, (0.1, 10.0, 1e3), strict=True):
         there, origin = (w.double().requires_grad_(True) for w in (weights, torch.zeros_like(weights)))
         for point in (there, origin):
@@ -130,9 +130,9 @@ def test_a_penalty_does_not_depend_on_its_company() -> None:
     """Breaks if problems of a batch mix, if a solved one is moved on, or if the answers come back sorted."""
     features, labels = relu_features(200, 8, 3)
     shuffled = (1.0, 1e-4, 1e5, 1e-4, 0.01)
-    together = fit(features, labels, 3, shuffled, tolerance=0)
+    together = fit(features, labels, 3, shuffled, tolerance=1e-12)
     for place, penalty in enumerate(shuffled):
-        alone = fit(features, labels, 3, (penalty,), tolerance=0)
+        alone = fit(features, labels, 3, (penalty,), tolerance=1e-12)
         assert together.losses[place] == pytest.approx(float(alone.losses[0]), rel=1e-5)
         gap = together.weights[place] - alone.weights[0]
         assert gap.norm() < 0.02 * alone.weights[0].norm()
@@ -167,8 +167,8 @@ def test_what_is_not_counted_does_not_count() -> None:
     signs = signs_of(labels, 2)
     signs[50:100] = 0
     kept = torch.cat([torch.arange(50), torch.arange(100, 200)])
-    masked = fit(features, signs, 2, (0.1, 10.0), tolerance=0)
-    removed = fit(features[kept], signs[kept], 2, (0.1, 10.0), tolerance=0)
+    masked = fit(features, signs, 2, (0.1, 10.0), tolerance=1e-12)
+    removed = fit(features[kept], signs[kept], 2, (0.1, 10.0), tolerance=1e-12)
     assert masked.losses.tolist() == pytest.approx(removed.losses.tolist(), rel=1e-6)
     torch.testing.assert_close(masked.weights, removed.weights, rtol=1e-2, atol=1e-3)
 
@@ -177,18 +177,18 @@ def test_renaming_classes_renames_the_answer() -> None:
     """Breaks if one class is treated apart, such as a reference class with weights fixed at zero."""
     features, labels = relu_features(200, 8, 3)
     renamed = torch.tensor([2, 0, 1])
-    first = fit(features, labels, 3, (0.1, 10.0), tolerance=0)
-    second = fit(features, renamed[labels], 3, (0.1, 10.0), tolerance=0)
+    first = fit(features, labels, 3, (0.1, 10.0), tolerance=1e-12)
+    second = fit(features, renamed[labels], 3, (0.1, 10.0), tolerance=1e-12)
     torch.testing.assert_close(second.weights[..., renamed], first.weights, rtol=1e-2, atol=1e-3)
 
 
 def test_start_at_the_optimum_is_kept() -> None:
-    """Breaks if a start is ignored or misread: from elsewhere it takes more than the few quiet iterations."""
+    """Breaks if a start is ignored or misread: from elsewhere it takes many iterations."""
     features, labels = relu_features(300, 8, 3)
     first = fit(features, labels, 3, SOME, tolerance=1e-9)
     for start, penalties in ((first.weights, SOME), (first.weights[2], SOME[2:3])):
-        assert fit(features, labels, 3, penalties, start=start).iterations.max() <= logistic.PATIENCE + 2
-    assert fit(features, labels, 3, SOME[2:3]).iterations.max() > logistic.PATIENCE + 2
+        assert fit(features, labels, 3, penalties, start=start).iterations.max() <= 3
+    assert fit(features, labels, 3, SOME[2:3]).iterations.max() > 10
 
 
 def test_progress_counts_to_the_end() -> None:
@@ -235,7 +235,7 @@ def test_one_class_only() -> None:
 def test_constant_features_leave_the_class_frequencies() -> None:
     """Breaks if a direction without variance is divided by: only the bias can learn, and it learns the frequencies."""
     labels = torch.tensor([0] * 30 + [1] * 10)
-    found = fit(torch.full((40, 3), 2.5), labels, 2, (1.0,), tolerance=0)
+    found = fit(torch.full((40, 3), 2.5), labels, 2, (1.0,), tolerance=1e-12)
     probabilities = scores(found.weights, torch.full((1, 3), 2.5)).softmax(2)[0, 0]
     assert probabilities.tolist() == pytest.approx([0.75, 0.25], rel=1e-5)
 

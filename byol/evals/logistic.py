@@ -21,11 +21,11 @@ from torch import Tensor
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
 
 HISTORY = 10
-FLAT = 1e-4  # in some directions the curvature is less than this share of what the last step saw
+FLAT = 1e-4  # share of the curvature that the last step saw, below which it is taken to be in no direction
 TRIALS = 12  # step lengths
 STRIDE = 8  # of the penalties solved first; the others start between two solved ones
 COLUMNS = {"cpu": 256, "cuda": 2048}  # penalties × classes solved together
-ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # logits at a time; on a CPU they stay in its cache
+ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # logits at a time; on a CPU they stay in its cache
 BLOCK = 2**22  # feature values at a time where they are read once
 RANK = 1e-12  # directions with less than this share of the greatest variance are rounding errors of the features
 CERTAIN = 1e4  # stands for the infinite bias of a class that every image has, or none
@@ -246,8 +246,8 @@ def _minimize(data: Data, state: State, tolerance: float, max_iterations: int) -
 def _gap(data: Data, state: State) -> Tensor:
     """How much the losses (B,) can still fall, if the curvature is nowhere below the FLAT share of the usual.
 
-    The decrease of the last steps would not tell: along a feature that is rarely above zero the loss is almost flat, and
-    L-BFGS crosses a plateau on the way there. With FLAT = 0 it is the duality gap, a strict bound but a distant one.
+    The decrease of the last steps would not tell: along a feature that is rarely above zero the loss is almost flat,
+    and L-BFGS crosses a plateau on the way. With FLAT = 0 it is the duality gap, a strict bound but a distant one.
     """
     least = FLAT * _column(state.curvature) * data.spectrum + state.penalties
     return _dot(state.gradients, state.gradients / least) / 2
