@@ -383,10 +383,10 @@ class Plan:
     monitor_steps: int
 
 
-def resolve(config: Config, images: int, held_out: int = 0) -> Plan:
-    """Steps and warm-up round down as in the reference code (FACTS: floor(epochs · images / batch))."""
+def resolve(config: Config, images: int, held_out: int = 0, steps: int = 0) -> Plan:
+    """Steps and warm-up round down as in the reference code: floor(epochs · images / batch), unless steps are given."""
     optim = config.optim
-    steps = int(optim.epochs * images / optim.batch)
+    steps = steps or int(optim.epochs * images / optim.batch)
     if steps < 1:
         raise UsageError(
             f"{optim.epochs:g} epochs of {images} images give no step of {optim.batch} images. "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from byol import networks, schedules, views
+from byol.config import resolve
 from byol.data.loader import Images, batches
 from byol.data.task import Task, joined
 from byol.evals import training
@@ -64,7 +65,8 @@ def train_bank(
     optimizer = torch.optim.SGD(
         [{"params": list(head.parameters())} for head in heads], lr=0.0, momentum=0.9, nesterov=True
     )
-    passes = batches(images, config, training.plan_of(config, images, steps), 0, place.device, count=1)
+    plan = resolve(config, len(images.train), steps=steps)
+    passes = batches(images, config, plan, 0, place.device, count=1)
     with contextlib.closing(passes), bar("Linear", steps, "images", units_each=spec.batch) as shown:
         for k, batch in enumerate(passes):
             draw = views.draw_to(batch.draws[0], place.device)

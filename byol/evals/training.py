@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from byol import networks, optim, schedules, views
-from byol.config import Config, Optim, Plan, Views, resolve
+from byol.config import Config, Optim, Views, resolve
 from byol.data.loader import MEMORY_SHARE, Images, batches, prepare, worker_count
 from byol.data.task import Metric, Part, as_source
 from byol.evals.encoder import Encoder, spatial_views
@@ -82,7 +82,7 @@ def loss_of(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Te
 def fit(model: nn.Module, images: Images, recipe: Recipe, encoder: Encoder, title: str = "Training") -> bool:
     """Trains the model in place; False when the loss stopped being finite."""
     config, place = training_config(encoder, recipe.batch, recipe.seed), encoder.place
-    plan = plan_of(config, images, recipe.steps)
+    plan = resolve(config, len(images.train), steps=recipe.steps)
     model.train().to(**place.placement(config))
     groups = optim.parameter_groups(model, recipe.weight_decay)
     optimizer = torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True)
@@ -105,10 +105,6 @@ def fit(model: nn.Module, images: Images, recipe: Recipe, encoder: Encoder, titl
             optimizer.step()
             shown.advance(text=f"loss {loss.item():.3f} lr {lr:.3g}")
     return True
-
-
-def plan_of(config: Config, images: Images, steps: int) -> Plan:
-    return replace(resolve(replace(config, optim=replace(config.optim, epochs=1e9)), len(images.train)), steps=steps)
 
 
 def augment(crops: Tensor, recipe: Recipe, step: int) -> Tensor:
