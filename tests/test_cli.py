@@ -86,7 +86,14 @@ def test_mistakes_in_the_config_file(text: str, expected: list[str], tmp_path: P
 def test_help_and_mistakes_do_not_load_torch() -> None:
     """Breaks if an import at the top of a module pulls torch in: half a second is what help may take."""
     code = "import sys\nfrom byol.cli import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
-    for arguments in (["--help"], ["pretrain", "--help"], ["pretrain", "--preset", "x"], ["pretrain", "--optim.lt=1"]):
+    for arguments in (
+        ["--help"],
+        ["pretrain", "--help"],
+        ["pretrain", "--preset", "x"],
+        ["pretrain", "--optim.lt=1"],
+        ["evaluate", "run", "--on", "scenes", "--protocol", "linaer"],
+        ["evaluate", "run", "--on", "scenes"],
+    ):
         result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert result.stdout.strip().endswith("False"), arguments
 
@@ -188,3 +195,21 @@ def test_embed_writes_features_names_and_labels(folder: Path, tmp_path: Path) ->
     stored = np.load(tmp_path / "features.npz")
     assert len(stored["features"]) == len(stored["names"]) == len(stored["labels"]) == 24
     assert all(name.startswith(f"class{label}/") for name, label in zip(stored["names"], stored["labels"], strict=True))
+
+
+def test_evaluate_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+    """Breaks if the verb prints no table, forgets result.json, or is a traceback on images that cannot be scored."""
+    run, cache = str(tmp_path / "run"), str(tmp_path / "cache")
+    assert byol("pretrain", str(folder), "--preset", "cifar10-cpu", "--out", run, *QUICK).returncode == 0
+    asked = ["--protocol", "knn", "transfer-linear", "--knn.k", "3", "--cache", cache, "--precision", "float32"]
+    result = byol("evaluate", run, "--on", str(folder), *asked)
+    assert result.returncode == 0, result.stderr
+    assert "transfer-linear" in result.stdout
+    assert (tmp_path / "run" / "evaluations" / "images" / "knn" / "result.json").exists()
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(folder.rglob("*.jpg")):
+        (flat / f"{number}.jpg").write_bytes(path.read_bytes())
+    refused(byol("evaluate", run, "--on", str(flat), *asked), 65, "no labels")
+    refused(byol("evaluate", run, "--on", "flower102", *asked), 2, "flowers102")
+    refused(byol("evaluate", run, "--on", "flowers102", *asked, cwd=tmp_path), 2, "flowers-102", "expected")
