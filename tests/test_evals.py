@@ -238,6 +238,12 @@ def test_balanced_selection(task: Task) -> None:
     assert len(all_) == len(task.train)
 
 
+@pytest.mark.parametrize(("images", "batch"), [(12_811, 1024), (4500, 562), (310, 38), (31, 16), (5, 5)])
+def test_small_sets_get_small_batches(images: int, batch: int) -> None:
+    """Breaks if a few hundred images are one batch, so that thirty epochs are thirty steps, or ImageNet's 1 % is cut."""
+    assert semi_supervised.batch_of(SemiSupervised(), images) == batch
+
+
 def test_a_list_of_labelled_images(tmp_path: Path) -> None:
     """Breaks if SimCLR's format (one file name a line) is not understood."""
     train, _ = held_out_fraction(whole(folder_source(write_images(tmp_path / "images", 12))), 0.2)

@@ -52,7 +52,7 @@ class Data(NamedTuple):
 class State(NamedTuple):
     """Where L-BFGS is with B problems of K classes each; B is the first axis of every field."""
 
-    index: Tensor  # (B,) which of the problems it began with
+    place: Tensor  # (B,) which of the problems it began with
     classes: Tensor  # (B,) class of a binary problem
     penalties: Tensor  # (B, 1, R), zero for the bias
     points: Tensor  # (B, K, R)
@@ -225,21 +225,21 @@ def _solve(
 
 def _minimize(data: Data, state: State, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """L-BFGS on all problems side by side; the solved ones leave."""
-    points, losses, iterations = state.points.clone(), state.losses.clone(), torch.zeros_like(state.index)
+    points, losses, iterations = state.points.clone(), state.losses.clone(), torch.zeros_like(state.place)
     history: list[Pair] = []
     for _ in range(max_iterations):
-        if not len(state.index):
+        if not len(state.place):
             break
-        iterations[state.index] += 1
+        iterations[state.place] += 1
         before, (state, moved) = state, _advance(data, state, _direction(data, state, history))
         history = [*history[1 - HISTORY :], _pair(before, state)]
         state = state._replace(curvature=_curvature(data, state, history[-1]))
         going = moved & (_gap(data, state) > tolerance * state.losses)
         if not going.all():
-            points[state.index], losses[state.index] = state.points, state.losses
+            points[state.place], losses[state.place] = state.points, state.losses
             state = State(*(field[going] for field in state))
             history = [Pair(*(field[going] for field in pair)) for pair in history]
-    points[state.index], losses[state.index] = state.points, state.losses
+    points[state.place], losses[state.place] = state.points, state.losses
     return points, losses, iterations
 
 

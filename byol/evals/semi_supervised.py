@@ -27,6 +27,9 @@ from byol.evals.sweep import Ledger, Result, Session, Setting, Trial, best, cut,
 from byol.progress import say
 
 
+STEPS_AN_EPOCH, SMALLEST_BATCH = 8, 16
+
+
 @dataclass(frozen=True)
 class Case:
     """One network on one selection of labels: how it begins and what it may see."""
@@ -98,16 +101,21 @@ def evaluate(
 
 
 def _cases(encoder: Encoder, task: Task, spec: SemiSupervised, seed: int) -> list[Case]:
+    parts = {fraction: balanced(task.train, fraction, seed) for fraction in spec.fractions}
     if spec.labels:
-        parts = [listed(task.train, Path(spec.labels))]
-    else:
-        parts = [balanced(task.train, fraction, seed) for fraction in spec.fractions]
+        part = listed(task.train, Path(spec.labels))
+        parts = {len(part) / len(task.train): part}
     cases = []
-    for part in parts:
-        images, share = training.images_of(part, encoder), len(part) / len(task.train)
+    for share, part in parts.items():
+        images, batch = training.images_of(part, encoder), batch_of(spec, len(part))
         for scratch in (False, True) if spec.scratch else (False,):
-            cases.append(Case(encoder, len(task.classes), share, scratch, images, min(spec.batch, len(part)), seed))
+            cases.append(Case(encoder, len(task.classes), share, scratch, images, batch, seed))
     return cases
+
+
+def batch_of(spec: SemiSupervised, images: int) -> int:
+    """The protocol's, or fewer so that an epoch of a small set has some steps: ImageNet's 1 % has twelve."""
+    return min(spec.batch, images, max(SMALLEST_BATCH, images // STEPS_AN_EPOCH))
 
 
 def _choose(

@@ -57,7 +57,7 @@ class SemiSupervised:
         (0.01, 0.02, 0.05, 0.1, 0.005), "learning rates to choose from, for 256 images a step", low=0
     )
     epochs: tuple[float, ...] = option((30.0, 50.0), "numbers of epochs to choose from", low=0)
-    batch: int = option(1024, "images a step; all of them when there are fewer", low=1)
+    batch: int = option(1024, "images a step; fewer where an epoch would have less than 8 steps", low=1)
     scratch: bool = option(True, "also train the same network from scratch on the same labels")
 
 
