@@ -240,7 +240,7 @@ def test_balanced_selection(task: Task) -> None:
 
 @pytest.mark.parametrize(("images", "batch"), [(12_811, 1024), (4500, 562), (310, 38), (31, 16), (5, 5)])
 def test_small_sets_get_small_batches(images: int, batch: int) -> None:
-    """Breaks if a few hundred images are one batch, so that thirty epochs are thirty steps, or ImageNet's 1 % is cut."""
+    """Breaks if a few hundred images are one batch and thirty epochs thirty steps, or ImageNet's 1 % is cut."""
     assert semi_supervised.batch_of(SemiSupervised(), images) == batch
 
 

@@ -26,7 +26,6 @@ from byol.evals.spec import SemiSupervised
 from byol.evals.sweep import Ledger, Result, Session, Setting, Trial, best, cut, tried
 from byol.progress import say
 
-
 STEPS_AN_EPOCH, SMALLEST_BATCH = 8, 16
 
 
