@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from byol.tables.table import Column, Row, Table, Times
+from byol.tables.table import Column, Overrides, Row, Table, Times
 
 TOP1 = (Column("Top-1"),)
 BOTH = (Column("Top-1"), Column("Top-5", figure="top5"))
@@ -44,7 +44,7 @@ def both_methods(label: str, byol: str, simclr: str, overrides: dict[str, Any], 
 
 def smaller(divisor: int, byol: str, simclr: str) -> tuple[Row, Row]:
     """A batch divided by N; passes of fewer than 8 images would take a cpu cell past its minutes."""
-    cpu = None if divisor > 16 else {}
+    cpu: Overrides | None = None if divisor > 16 else {}
     overrides = {"optim.accumulate": divisor} if divisor > 1 else {}
     return both_methods(f"batch/{divisor}", byol, simclr, overrides, x=4096 / divisor, cpu=cpu)
 
@@ -144,7 +144,7 @@ BYOL_TO_SIMCLR = Table(
     ),
     notes=(
         "Predictor without target at β 1 is 69.1 here and 69.0 in table 19.",
-        "SimCLR is 69.4 here and 69.2 in the text of appendix F.5; it improves by 1.3 with a target, the text says 1.6.",
+        "SimCLR is 69.4 here and 69.2 in the text of appendix F.5; a target adds 1.3 to it, the text says 1.6.",
     ),
 )
 
