@@ -1,4 +1,4 @@
-"""Renders results/*.json into the README, so that no figure there is typed by hand: `python benchmarks/render.py`."""
+"""Renders results/ into the README, so that no figure there is typed by hand: `python benchmarks/render.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from byol.records import read_json, write_atomically
+from byol.tables.render import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
 
 
 def percent(values: list[float]) -> str:
@@ -35,13 +37,19 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_tables(readme: str, results: Path) -> str:
+    """The README with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
+    found = [markdown(read_json(path)) for path in sorted(results.glob("*.json"))]
+    return TABLES.sub(lambda match: match[1] + "\n".join(found) + match[2], readme)
+
+
 def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
         groups[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + table(sorted(groups.items())) + match[2], readme)
-    write_atomically(ROOT / "README.md", rendered.encode())
+    write_atomically(ROOT / "README.md", with_tables(rendered, ROOT / "results" / "tables").encode())
 
 
 if __name__ == "__main__":
