@@ -40,7 +40,8 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
 def with_tables(readme: str, results: Path) -> str:
     """The README with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
     found = [markdown(read_json(path)) for path in sorted(results.glob("*.json"))]
-    return TABLES.sub(lambda match: match[1] + "\n".join(found) + match[2], readme)
+    text = "\n".join(found) or "No table has been run at the cpu scale and committed yet.\n"
+    return TABLES.sub(lambda match: match[1] + text + match[2], readme)
 
 
 def main() -> None:

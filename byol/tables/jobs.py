@@ -31,7 +31,11 @@ class Job:
         self.cell = cell
 
     def __call__(self) -> str:
-        record = compute(self.cell, wait=True)
+        try:
+            record = compute(self.cell, wait=True)
+        except Interrupted as error:
+            # Not an outcome of the job: submitit would store it as one, and a requeued job would seem to have ended.
+            raise SystemExit(error.exit_code) from None
         return str(record["status"]) if record else ""
 
     def checkpoint(self) -> Any:
