@@ -46,15 +46,16 @@ def _decrease(record: Record) -> Any:
     """Points lost against each group's first row, ours on the left and the paper's on the right (Figure 3)."""
     title = record["columns"][0]["title"]
     figure, axes = _axes(record, 2, height=5)
+    names = list(dict.fromkeys(row["group"] for row in record["rows"] if row["published"]))
+    groups = {name: [row for row in record["rows"] if row["group"] == name and row["published"]] for name in names}
     for axis, name in zip(axes, ("ours", "paper"), strict=True):
-        for group in dict.fromkeys(row["group"] for row in record["rows"]):
-            rows = [row for row in record["rows"] if row["group"] == group]
+        for group, rows in groups.items():
             base = _value(rows[0], title, name)
             points = [(place, _value(row, title, name)) for place, row in enumerate(rows)]
             drawn = [(place, found - base) for place, found in points if found is not None and base is not None]
             axis.plot([p for p, _ in drawn], [v for _, v in drawn], marker="o", label=group)
-        labels = [row["label"].partition(", ")[2] for row in rows]
-        axis.set_xticks(range(len(rows)), labels, rotation=60, ha="right", fontsize=7)
+        labels = [row["label"].removeprefix(f"{names[0]}, ") for row in groups[names[0]]]
+        axis.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=7)
         axis.set(title=name, ylabel=f"decrease of {title}, points")
         _legend(axis)
     return figure
