@@ -166,11 +166,11 @@ def test_the_key_is_what_a_cell_depends_on(tmp_path: Path, tiny: dict[str, Any])
         plan(given={**tiny, "optim.lr": 0.123}),
         replace(plan(), table=replace(TABLES["target-decay"], cpu_spec={"transfer.max_iterations": 9})),
     ]
-    (folder / "class0" / "more.jpg").write_bytes(b"x")
-    changed.append(plan())
     found = [keys(other) for other in changed]
+    (folder / "class0" / "more.jpg").write_bytes(b"x")
+    found.append(keys(plan()))
     assert not set(before) & {key for other in found for key in other}
-    assert len({tuple(other) for other in found}) == len(changed)
+    assert len({tuple(other) for other in found}) == len(found)
 
 
 def test_rows_with_one_config_are_one_cell(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
         (["target-decay"], "There is no imagenet in datasets"),
         (["larger-encoders", "--scale", "cpu", "--data", "scenes"], "no cpu scale"),
         (["target-decay", "--scale", "cpu", "--data", "scenes", "--rows", "τ 7"], "no row 'τ 7'"),
-        (["target-decay", "--seeds", "-1"], "--seeds must be at least 1"),
+        (["target-decay", "--seeds=-1"], "--seeds must be at least 1"),
         (["target-decay", "--scale", "cpu", "--data", "scenes", "--jobs", "cluster"], "--jobs should be local:N"),
         (["target-decay", "--scael", "cpu"], "Did you mean --scale"),
     ],
