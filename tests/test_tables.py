@@ -343,7 +343,7 @@ def test_rendering_a_known_table() -> None:
     assert (
         "- Top-1: 4 of 6 pairs of rows are in the paper's order, 4 of 5 of those more than 1 point apart there" in lines
     )
-    assert lines[-1] == "- In the paper: one thing."
+    assert lines[-1] == "- Note: one thing."
     table = list(csv.DictReader(io.StringIO(render.comma_separated(record))))
     assert table[1]["mean"] == "52.000"
     assert table[1]["half_range"] == "2.000"

@@ -100,7 +100,7 @@ def markdown(record: Record) -> str:
     notes = [_order(record, title) for title in titles]
     if record["scale"] == "cpu":
         notes.append(f"Ours: {_how(record)}; the paper's figures are ImageNet's: the order is compared, not the level.")
-    notes += [f"In the paper: {note}" for note in record["notes"]]
+    notes += [f"Note: {note}" for note in record["notes"]]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes if note)]) + "\n"
 
 
