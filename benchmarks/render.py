@@ -1,4 +1,4 @@
-"""Renders results/*.json into the README, so that no figure there is typed by hand: `python benchmarks/render.py`."""
+"""Renders results/ into the README, so that no figure there is typed by hand: `python benchmarks/render.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from byol.records import read_json, write_atomically
+from byol.tables.render import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
 
 
 def percent(values: list[float]) -> str:
@@ -62,6 +64,13 @@ def half_range(value: dict[str, float]) -> str:
     return f"{100 * value['mean']:.1f} ± {100 * value['half_range']:.1f} %"
 
 
+def with_tables(readme: str, results: Path) -> str:
+    """The README with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
+    found = [markdown(read_json(path)) for path in sorted(results.glob("*.json"))]
+    text = "\n".join(found) or "No table has been run at the cpu scale and committed yet.\n"
+    return TABLES.sub(lambda match: match[1] + text + match[2], readme)
+
+
 def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
@@ -73,7 +82,7 @@ def main() -> None:
         text += "\n" + evaluations(compared)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
-    write_atomically(ROOT / "README.md", rendered.encode())
+    write_atomically(ROOT / "README.md", with_tables(rendered, ROOT / "results" / "tables").encode())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
@@ -203,6 +203,54 @@ def _seconds(text: str) -> float:
 
 
 @app.command
+def table(
+    name: str = "",
+    *,
+    listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    scale: Literal["paper", "cpu"] = "paper",
+    seeds: int = 0,
+    data: str = "",
+    out: Path = Path("tables"),
+    jobs: str = "",
+    rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
+    given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+) -> None:
+    """Run a table of the paper beside its published figures; the same command again computes only what is missing.
+
+    Config fields that are given hold for every row that does not set them itself.
+
+    Parameters
+    ----------
+    name
+        One of those that --list shows.
+    listed
+        Show all tables and end.
+    scale
+        paper: ImageNet as in the paper, below --data.root. cpu: minutes a cell on the images of --data.
+    seeds
+        Repeat every row with this many seeds; the paper's number when left out.
+    data
+        A folder of class folders with a test part, torchvision:NAME or scenes, instead of the paper's data.
+    out
+        Where runs, cells and the table go.
+    jobs
+        local:N for N processes here, slurm:PARTITION[:GPUS] for a cluster; this process when left out.
+    rows
+        Only rows whose label holds one of these texts.
+    """
+    from byol.tables import paper
+
+    if listed or not name:
+        print(paper.listing())
+        return
+    asked = paper.Request(name, scale, seeds, data, out, tuple(rows), _given(given) if given else {})
+    plan = paper.plan(asked)
+    from byol.tables.run import run
+
+    run(plan, jobs)
+
+
+@app.command
 def demo(*, out: Path = Path("runs/demo")) -> None:
     """Pretrain on rendered scenes in a few minutes and compare with random and supervised encoders.
 
@@ -245,6 +293,7 @@ def _explain(error: CycloptsError) -> str:
         return " ".join(str(error).split())
     given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
     verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
+    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows"}
     fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
     return f"There is no flag {given}. {nearest(given, verbs | fields)}"
 

@@ -48,7 +48,8 @@ def neighbours(features: np.ndarray, queries: Sequence[int], count: int) -> np.n
     return similarity.topk(count, dim=1).indices.numpy()
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's, drawing into files only."""
     try:
         import matplotlib
     except ImportError:
@@ -59,16 +60,17 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(path: Path, figure: Any) -> None:
+def save(path: Path, figure: Any) -> None:
+    """The figure as a PNG file, whole or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
-    _pyplot().close(figure)
+    pyplot().close(figure)
     write_atomically(path, content.getvalue())
 
 
 def few_labels(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], metric: str) -> None:
     """Accuracy against the share of labels, a line a method, as (share, accuracy) points (paper, appendix C.1)."""
-    figure, axis = _pyplot().subplots(figsize=(6, 4.5), constrained_layout=True)
+    figure, axis = pyplot().subplots(figsize=(6, 4.5), constrained_layout=True)
     for title, points in lines.items():
         shares, values = zip(*sorted(points), strict=True)
         axis.plot([100 * s for s in shares], [100 * v for v in values], marker="o", label=title)
@@ -79,12 +81,12 @@ def few_labels(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], m
     axis.set(xlabel="labels used", ylabel=f"{metric} on test, %")
     axis.grid(alpha=0.3)
     axis.legend()
-    _save(path, figure)
+    save(path, figure)
 
 
 def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str, float] | None = None) -> None:
     """Loss, schedules and the monitor's measures over the steps; `lines` are levels drawn beside the kNN accuracy."""
-    figure, axes = _pyplot().subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
+    figure, axes = pyplot().subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
     panels = [
         ("loss", ["loss"]),
         ("learning rate and 1 − tau", ["lr", "tau"]),
@@ -109,4 +111,4 @@ def curves(path: Path, metrics: Sequence[Mapping[str, Any]], lines: Mapping[str,
     for axis in (axes.flat[3], axes.flat[5]):
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
-    _save(path, figure)
+    save(path, figure)

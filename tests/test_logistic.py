@@ -235,8 +235,8 @@ def test_one_class_only() -> None:
 def test_constant_features_leave_the_class_frequencies() -> None:
     """Breaks if a direction without variance is divided by: only the bias can learn, and it learns the frequencies."""
     labels = torch.tensor([0] * 30 + [1] * 10)
-    found = fit(torch.full((40, 3), 2.5), labels, 2, (1.0,), tolerance=1e-12)
-    probabilities = scores(found.weights, torch.full((1, 3), 2.5)).softmax(2)[0, 0]
+    found = fit(torch.full((40, 3), 0.1), labels, 2, (1.0,), tolerance=1e-12)
+    probabilities = scores(found.weights, torch.full((1, 3), 0.1)).softmax(2)[0, 0]
     assert probabilities.tolist() == pytest.approx([0.75, 0.25], rel=1e-5)
 
 

@@ -13,7 +13,7 @@ from byol.data.folder import folder, split_roots
 from byol.data.named import torchvision_source
 from byol.data.scenes import scenes
 from byol.data.source import Source
-from byol.data.task import Part, Sealed, Task, held_out_fraction, whole
+from byol.data.task import Part, Sealed, Task, as_source, held_out_fraction, joined, whole
 from byol.errors import BadData, UsageError, nearest
 
 SCENES = 5000
@@ -21,7 +21,10 @@ TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
 
 def open_source(spec: str, config: Data, split: str = "train") -> Source:
-    """`scenes[:COUNT]`, `torchvision:NAME[:SPLIT]` or a folder; of a folder with train and test parts, one part."""
+    """`scenes[:COUNT]`, `torchvision:NAME[:SPLIT]`, a folder (or one part of it) or a benchmark.
+
+    Of a benchmark of the paper, pretraining sees all training images, those held out for validation among them.
+    """
     if spec == "scenes" or spec.startswith("scenes:"):
         count = spec.removeprefix("scenes").removeprefix(":") or str(SCENES if split == "train" else SCENES // 5)
         if not count.isdecimal() or not int(count):
@@ -32,6 +35,9 @@ def open_source(spec: str, config: Data, split: str = "train") -> Source:
         if split != "train" and spec.count(":") == 1:
             spec = f"{spec}:{split}"
         return torchvision_source(spec, Path(config.root))
+    if spec in BENCHMARKS and not Path(spec).is_dir() and split == "train":
+        task = open_benchmark(spec, Path(config.root), config.max_megapixels)
+        return as_source(joined(task.train, task.validation), task.classes)
     roots = split_roots(Path(spec)) if Path(spec).is_dir() else {}
     if not roots and split != "train":
         raise UsageError(f"{spec} has no {split} part: that would be a sub-folder beside one named train.")

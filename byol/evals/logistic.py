@@ -21,13 +21,13 @@ from torch import Tensor
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
 
 HISTORY = 10
-FLAT = 1e-4  # share of the curvature that the last step saw, below which it is taken to be in no direction
-TRIALS = 12  # step lengths
+FLAT = 1e-4  # no direction is taken to be flatter than this share of the curvature that the last step saw
+TRIALS = 12  # lengths of a step
 STRIDE = 8  # of the penalties solved first; the others start between two solved ones
 COLUMNS = {"cpu": 256, "cuda": 2048}  # penalties × classes solved together
 ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # logits at a time; on a CPU they stay in its cache
 BLOCK = 2**22  # feature values at a time where they are read once
-RANK = 1e-12  # directions with less than this share of the greatest variance are rounding errors of the features
+RANK = 1e-13  # directions with less than this share of the features' squares are their rounding errors
 CERTAIN = 1e4  # stands for the infinite bias of a class that every image has, or none
 
 
@@ -154,7 +154,7 @@ def _rotate(features: Tensor, targets: Tensor) -> Data:
         centred = features[block].double() - mean
         gram.addmm_(centred.T, centred)
     spectrum, basis = torch.linalg.eigh(gram)
-    kept = spectrum > RANK * spectrum[-1]
+    kept = spectrum > RANK * (spectrum[-1] + count * mean.square().sum())
     spectrum, basis = spectrum[kept], basis[:, kept]
     rows = torch.ones(count, len(spectrum) + 1, device=features.device)
     for block in _blocks(count, width, BLOCK):
@@ -206,21 +206,21 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points (P, C, R), losses (P,) and iterations (P,) of penalties (P,) from points (P, C, R)."""
     penalties, classes, width = points.shape
-    apart = data.targets.ndim == 2  # every class is a problem of its own
-    shape = (penalties * classes, 1, width) if apart else (penalties, classes, width)
+    apart = data.targets.ndim == 2
+    each, outputs = (classes, 1) if apart else (1, classes)  # problems a penalty, classes a problem
+    begin = points.reshape(penalties * each, outputs, width)
+    place = torch.arange(len(begin), device=points.device)
+    owners = place % max(1, each)
     free = torch.ones_like(data.spectrum)
     free[-1] = 0
-    ridge = (strengths[:, None, None] * free).repeat_interleave(shape[0] // max(1, penalties), 0)
-    owners = torch.arange(shape[0], device=points.device) % max(1, classes)
-    losses, gradients = _evaluate(data, points.reshape(shape), ridge, owners)
+    ridge = strengths.repeat_interleave(each)[:, None, None] * free
+    losses, gradients = _evaluate(data, begin, ridge, owners)
     # Böhning's bound: softmax curvature is at most 1/2, a binary one 1/4; so the first step cannot overshoot.
     curvature = torch.full_like(losses, 0.25 if apart else 0.5)
-    index = torch.arange(shape[0], device=points.device)
-    state = State(index, owners, ridge, points.reshape(shape), losses, gradients, curvature)
+    state = State(place, owners, ridge, begin, losses, gradients, curvature)
     found, losses, iterations = _minimize(data, state, tolerance, max_iterations)
-    per_penalty = (penalties, shape[0] // max(1, penalties))
-    most = F.pad(iterations.view(per_penalty), (0, 1)).amax(1)
-    return found.view_as(points), losses.view(per_penalty).sum(1), most
+    most = F.pad(iterations.view(penalties, each), (0, 1)).amax(1)  # padded, as there may be no class at all
+    return found.view_as(points), losses.view(penalties, each).sum(1), most
 
 
 def _minimize(data: Data, state: State, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -294,6 +294,7 @@ def _advance(data: Data, state: State, directions: Tensor) -> tuple[State, Tenso
 
 
 def _pair(before: State, after: State) -> Pair:
+    """What a step teaches; nothing where it was so short that rounding errors rule."""
     step, change = after.points - before.points, after.gradients - before.gradients
     product = _dot(step, change)
     noise = torch.finfo(step.dtype).eps * (_dot(step, step) * _dot(change, change)).sqrt()
@@ -332,9 +333,10 @@ def _evaluate(data: Data, points: Tensor, penalties: Tensor, classes: Tensor) ->
 def _softmax(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropies (B,) of logits (B, K, n), and their gradients (B, K, n)."""
     at = labels.expand(len(logits), 1, -1)
-    probabilities = logits.softmax(1)
-    right = probabilities.gather(1, at)
-    return -right.log().sum((1, 2)), probabilities.scatter_(1, at, right - 1)
+    logs = logits.log_softmax(1)
+    entropy = -logs.gather(1, at).sum((1, 2))
+    residual = logs.exp_()
+    return entropy, residual.scatter_add_(1, at, residual.new_tensor(-1.0).expand(at.shape))
 
 
 def _binary(logits: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,160 @@
+"""The cells of a table, one for each row and seed: their keys and their stored results.
+
+A cell is known by what it depends on (resolved config, evaluations, seed, data), so equal cells of several tables are
+computed once. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from byol.config import apply, declared, flatten
+from byol.evals.spec import PROTOCOLS, Specs
+from byol.presets import compose
+from byol.records import read_json
+from byol.tables.table import Column, Overrides, Row, ScaleName, Table, evaluation_spec, resolved
+
+# Fields that change neither images nor weights: where things are, and how a run is logged and kept.
+FREE = {name for name, _, metadata in declared() if metadata["on_resume"]} - {"optim.epochs"} | {"data.root"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A protocol on a data set, with its settings; several columns may be figures of one evaluation."""
+
+    protocol: str
+    on: str
+    spec: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.protocol}-{Path(self.on).name}"
+
+    def settings(self) -> Any:
+        return getattr(apply(Specs(), self.spec, "table"), PROTOCOLS[self.protocol])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row with a seed: everything that is needed to compute it, anywhere that sees the directory `out`."""
+
+    label: str
+    seed: int
+    preset: str
+    overrides: dict[str, Any]
+    data: str
+    evaluations: tuple[Evaluation, ...]
+    checksums: dict[str, str]  # of each data set that is used
+    untrained: bool
+    out: Path
+
+    @cached_property
+    def _pretraining(self) -> dict[str, Any]:
+        config = flatten(compose(self.preset, self.overrides, {})[0])
+        kept = {name: value for name, value in config.items() if name not in FREE}
+        return {"config": kept, "data": self.checksums[self.data], "untrained": self.untrained}
+
+    @cached_property
+    def run_key(self) -> str:
+        return _hash(self._pretraining)
+
+    @cached_property
+    def key(self) -> str:
+        scored = [[e.protocol, self.checksums[e.on], flatten(e.settings())] for e in self.evaluations]
+        return _hash([self._pretraining, scored, self.seed])
+
+    @property
+    def path(self) -> Path:
+        return self.out / "cells" / f"{self.key}.json"
+
+    @property
+    def run(self) -> Path:
+        """Rows that differ in their evaluation alone share a run."""
+        return self.out / "runs" / self.run_key
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def checksum(data: str, root: str) -> str:
+    """Of a folder, or a named data set's folder below `root`: names and sizes of its files; else of the name."""
+    folder = next((path for path in (Path(data), Path(root) / data) if data and path.is_dir()), None)
+    if folder is None:
+        return data
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            size = os.stat(path).st_size if os.path.exists(path) else -1
+            digest.update(os.fsencode(f"{os.path.relpath(path, folder)}\0{size}\0"))
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be computed for a table: the scale, the data, the seeds, and changes that hold for all rows."""
+
+    table: Table
+    rows: tuple[Row, ...]
+    scale: ScaleName
+    seeds: int
+    data: str = ""  # instead of the table's own
+    out: Path = Path("tables")
+    given: Overrides = field(default_factory=dict)
+
+    @cached_property
+    def cells(self) -> dict[str, list[Cell]]:
+        """The cells of each row, a seed each."""
+        sums: dict[str, str] = {}
+        return {row.label: [self._cell(row, seed, sums) for seed in range(self.seeds)] for row in self.rows}
+
+    def _cell(self, row: Row, seed: int, sums: dict[str, str]) -> Cell:
+        preset, overrides = resolved(self.table, row, self.scale, self.given, seed)
+        root = compose(preset, overrides, {})[0].data.root
+        data = self.data or row.data
+        evaluations = tuple(dict.fromkeys(self.place(row, column) for column in self.table.columns))
+        found = tuple(self.evaluation(row, place) for place in evaluations)
+        for name in (data, *(evaluation.on for evaluation in found)):
+            sums.setdefault(name, checksum(name, root))
+        own = {name: sums[name] for name in (data, *(evaluation.on for evaluation in found))}
+        return Cell(row.label, seed, preset, overrides, data, found, own, row.untrained, self.out)
+
+    def place(self, row: Row, column: Column) -> tuple[str, str]:
+        """(protocol, data set) of a column at this scale."""
+        if self.scale == "cpu":
+            return column.cpu, self.data
+        return column.protocol, column.on or self.data or row.data
+
+    def evaluation(self, row: Row, place: tuple[str, str]) -> Evaluation:
+        spec = evaluation_spec(self.table, row, self.scale)
+        own = {name: value for name, value in spec.items() if name.startswith(f"{PROTOCOLS[place[0]]}.")}
+        return Evaluation(*place, own)
+
+    def distinct(self) -> list[Cell]:
+        """Every cell once: seed by seed, so that the whole table is seen early."""
+        ordered = [cells[seed] for seed in range(self.seeds) for cells in self.cells.values()]
+        return list({cell.key: cell for cell in ordered}.values())
+
+
+def stored(cell: Cell) -> dict[str, Any] | None:
+    """The result of a cell that was computed, or failed, before."""
+    found: dict[str, Any] | None = read_json(cell.path) if cell.path.exists() else None
+    return found
+
+
+def finished(record: dict[str, Any] | None) -> bool:
+    """A failed cell is tried again when the table is started again."""
+    return record is not None and record["status"] == "finished"
+
+
+def missing(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if not finished(stored(cell))]

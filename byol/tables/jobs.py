@@ -1,0 +1,106 @@
+"""Cells as jobs beyond this process: `local:N` processes here or a Slurm partition, both through submitit.
+
+A job only computes its cell: results, claims and checkpoints are files below `out`, which all machines must see.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from byol.errors import Interrupted, UsageError
+from byol.records import write_json
+from byol.tables.cells import Cell, finished, stored
+from byol.tables.compute import compute
+
+POLL_SECONDS = 0.5
+TRIES = 3  # of a job that ends without a result, as when its machine dies
+MINUTES = 7 * 24 * 60
+MANY = 1000
+
+
+class Job:
+    """A cell that may be cut off and put back into the queue: its run goes on from the last checkpoint."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def __call__(self) -> str:
+        try:
+            record = compute(self.cell, wait=True)
+        except Interrupted as error:
+            # Not an outcome of the job: submitit would store it as one, and a requeued job would seem to have ended.
+            raise SystemExit(error.exit_code) from None
+        return str(record["status"]) if record else ""
+
+    def checkpoint(self) -> Any:
+        """Called by submitit before a preempted job is queued again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict[str, Any]], None]) -> None:
+    """Submits all cells, as many at a time as `where` allows, and calls `done` for each that ends."""
+    executor, most = _executor(where, out)
+    waiting, tries = list(cells), Counter[str]()
+    running: list[tuple[Cell, Any]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                running.append((waiting[0], executor.submit(Job(waiting.pop(0)))))
+            time.sleep(POLL_SECONDS)
+            ended = {cell.key for cell, job in running if job.done()}
+            for cell, job in (pair for pair in running if pair[0].key in ended):
+                tries[cell.key] += 1
+                record = stored(cell)
+                if record is None and tries[cell.key] < TRIES:
+                    waiting.append(cell)
+                else:
+                    done(cell, record or _lost(cell, job))
+            running = [pair for pair in running if pair[0].key not in ended]
+    except Interrupted:
+        if where.startswith("local"):  # a cluster's queue goes on without us; the same command finds its results
+            for _, job in running:
+                job.cancel()
+        raise
+
+
+def _lost(cell: Cell, job: Any) -> dict[str, Any]:
+    """A job that never wrote a result is a failed cell like any other."""
+    last = (job.stderr() or "nothing").strip().splitlines()[-1][:300]
+    record = {"status": "failed", "label": cell.label, "seed": cell.seed, "seconds": 0.0}
+    record["error"] = f"{TRIES} jobs ended without a result; the last one said: {last}"
+    if not finished(stored(cell)):
+        write_json(cell.path, record)
+    return record
+
+
+def _executor(where: str, out: Path) -> tuple[Any, int]:
+    """submitit's executor and how many jobs it may run at a time."""
+    kind, _, rest = where.partition(":")
+    name, _, gpus = rest.partition(":")
+    if kind not in ("local", "slurm") or not name or (kind == "local" and not (name.isdecimal() and int(name))):
+        raise UsageError(f"--jobs should be local:N or slurm:PARTITION[:GPUS], such as local:2, not '{where}'.")
+    try:
+        import submitit
+    except ImportError:
+        raise UsageError("--jobs needs submitit: pip install 'byol[slurm]'.") from None
+    if kind == "slurm" and not shutil.which("sbatch"):
+        raise UsageError("--jobs slurm needs Slurm's commands, and there is no sbatch here. Try --jobs local:2.")
+    (out / "jobs").mkdir(parents=True, exist_ok=True)
+    executor = submitit.AutoExecutor(folder=out / "jobs", cluster=kind, slurm_max_num_timeout=MANY)
+    executor.update_parameters(timeout_min=MINUTES, name="byol")
+    if kind == "local":
+        # Each job its share of the cores: several that use all of them slow each other down.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(name))))
+        return executor, int(name)
+    executor.update_parameters(slurm_partition=name, slurm_cpus_per_task=2 if not gpus else 8)
+    if gpus:
+        executor.update_parameters(slurm_gpus_per_node=int(gpus))
+    return executor, MANY
