@@ -258,7 +258,7 @@ def test_a_claimed_cell_is_left_alone(tmp_path: Path, tiny: dict[str, Any], monk
     cell.path.parent.mkdir(parents=True)
     with FileLock(cell.path.with_suffix(".lock")):
         answer = subprocess.run(
-            [sys.executable, "-c", CLAIM.format(path=cell.path.with_suffix(".lock"))], capture_output=True, text=True
+            [sys.executable, "-c", CLAIM.format(path=str(cell.path))], capture_output=True, text=True
         )
         assert answer.stdout.strip() == "busy", answer.stderr
     first = compute(cell)
@@ -384,7 +384,7 @@ def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["target-decy"], "There is no table 'target-decy'. Did you mean target-decay?"),
+        (["target-decy"], "There is no table 'target-decy'. Did you mean target-decay or"),
         (["target-decay", "--scale", "cpu"], "The cpu scale needs --data"),
         (["target-decay", "--scale", "cpu", "--data", "nowhere"], "There is no folder nowhere"),
         (["target-decay"], "There is no imagenet in datasets"),
