@@ -191,6 +191,14 @@ def test_start_at_the_optimum_is_kept() -> None:
     assert fit(features, labels, 3, SOME[2:3]).iterations.max() > 10
 
 
+def test_a_far_start_does_not_matter() -> None:
+    """Breaks without the search for a step's length, or if what the classes of a start share is kept."""
+    features, labels = relu_features(300, 8, 3)
+    start = 100 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    found, usual = fit(features, labels, 3, SOME, start=start), fit(features, labels, 3, SOME)
+    assert found.losses.tolist() == pytest.approx(usual.losses.tolist(), rel=3e-5)
+
+
 def test_progress_counts_to_the_end() -> None:
     """Breaks if a group is not reported."""
     features, labels = relu_features(60, 4, 3)

@@ -21,7 +21,7 @@ from torch import Tensor
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
 
 HISTORY = 10
-FLAT = 1e-4  # no direction is taken to be flatter than this share of the curvature that the last step saw
+FLAT = 1e-5  # no direction is taken to be flatter than this share of the curvature that the last step saw
 TRIALS = 12  # lengths of a step
 STRIDE = 8  # of the penalties solved first; the others start between two solved ones
 COLUMNS = {"cpu": 256, "cuda": 2048}  # penalties × classes solved together
@@ -165,6 +165,8 @@ def _rotate(features: Tensor, targets: Tensor) -> Data:
 def _to_points(weights: Tensor, data: Data) -> Tensor:
     """Weights (P, D + 1, C) of the raw features as points (P, C, R) for the rotated ones."""
     weights = torch.where(weights.abs() < CERTAIN, weights, 0).double()
+    if data.targets.ndim == 1:  # what all classes share cannot matter to a softmax, but would cost its penalty
+        weights = weights - weights.mean(2, keepdim=True)
     slopes, bias = weights[:, :-1].mT, weights[:, -1]  # (P, C, D), (P, C)
     return torch.cat([slopes @ data.basis, (bias + slopes @ data.mean)[..., None]], 2)
 
