@@ -223,7 +223,7 @@ class OptimalLinear(nn.Module):
         z, wanted = projection.to(wide), target.to(wide)
         moments = z.T @ z
         moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
-        solution: Tensor = torch.linalg.solve_ex(moments, z.T @ wanted).result  # NaN is no error here: the loss shows it
+        solution: Tensor = torch.linalg.solve_ex(moments, z.T @ wanted).result  # NaN passes: the loss will show it
         return solution
 
 
