@@ -161,7 +161,7 @@ def conditional_variance(z: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_equation_5_gradient_is_that_of_the_conditional_variance() -> None:
-    """Breaks if the optimal predictor is differentiated otherwise than through its input, or is not optimal."""
+    """Breaks if the gradient stops at the predictor's input, or the predictor is not the optimal one of the batch."""
     images, weights, targets = example()
     (expected,) = torch.autograd.grad(conditional_variance(online(images, weights), targets), weights)
     assert float(expected.norm()) > 1e-3
