@@ -35,6 +35,8 @@ ORDER = [
     ("tables.compute", "tables.paper"),
     ("tables.jobs",),
     ("tables.run",),
+    ("cli.app",),
+    ("cli.training", "cli.scoring"),
     ("cli",),
 ]
 RANK = {name: rank for rank, room in enumerate(ORDER) for name in room}

@@ -1,0 +1,61 @@
+"""The command line: verbs to one function each; torch is imported only behind a verb that needs it."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts.exceptions import CycloptsError, UnknownOptionError
+
+from byol import interrupt
+from byol.cli import scoring, training  # noqa: F401 (they add their verbs to the app)
+from byol.cli.app import app
+from byol.config import Config, declared
+from byol.errors import ByolError, Interrupted, nearest
+from byol.evals.spec import Specs
+
+
+def _explain(error: CycloptsError) -> str:
+    """The sentence of a wrong flag, with the nearest ones that exist."""
+    if not isinstance(error, UnknownOptionError):
+        return " ".join(str(error).split())
+    given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
+    verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
+    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows"}
+    fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
+    return f"There is no flag {given}. {nearest(given, verbs | fields)}"
+
+
+def _unexpected(error: Exception) -> str:
+    """What is not the user's mistake, still in a sentence; running out of memory has a remedy."""
+    text = (str(error).strip() or "no message").splitlines()[0][:300]
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return f"Out of memory ({text}). Raise optim.accumulate, or lower optim.batch or data.resolution."
+    return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
+
+
+def main() -> None:
+    """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
+    debug = "--debug" in sys.argv
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    code = 0
+    try:
+        with interrupt.handled():
+            app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        print(f"byol: {_explain(error)}", file=sys.stderr)
+        code = 2
+    except ByolError as error:
+        if debug and not isinstance(error, Interrupted):
+            raise
+        print(f"byol: {error}", file=sys.stderr)
+        code = error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        print(f"byol: {_unexpected(error)}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The command's app, and its flags: every field of the config and of the evaluations' specs is one."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+from cyclopts import App, Parameter
+
+import byol
+from byol.config import Config, optional
+from byol.evals.spec import Specs
+
+app = App(
+    name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
+)
+
+
+def flags_of(kind: type) -> Any:
+    """The config's dataclasses once more with every field left out by default, to see which flags were given."""
+    members = []
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            nested = flags_of(hint)  # type: ignore[arg-type]
+            members.append((name, optional(nested), field(default=None)))
+        else:
+            help = next(f for f in fields(kind) if f.name == name).metadata["help"]
+            several = Ellipsis in get_args(hint)  # --linear.lrs 0.1 0.2
+            flag = Parameter(help=help, consume_multiple=True, negative=()) if several else Parameter(help=help)
+            members.append((name, Annotated[optional(hint), flag], field(default=None)))
+    made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
+    made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one
+    return made
+
+
+ConfigFlags = flags_of(Config)
+SpecFlags = flags_of(Specs)
+
+
+def given_values(flags: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"optim.lr": 0.3}` for the flags that were given."""
+    given: dict[str, Any] = {}
+    for item in fields(flags):
+        value = getattr(flags, item.name)
+        if is_dataclass(value):
+            given |= given_values(value, f"{prefix}{item.name}.")
+        elif value is not None:
+            given[prefix + item.name] = value
+    return given

@@ -1,0 +1,118 @@
+"""The verbs that use an encoder: embed, evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from byol.cli.app import SpecFlags, app, given_values
+from byol.config import Config, apply
+from byol.errors import UsageError
+from byol.evals.spec import Specs, chosen_protocols
+
+
+@app.command
+def embed(
+    run: Path, data: str, *, out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"), split: str = "train"
+) -> None:
+    """Write the representations of images as a .npz file with features, names and labels.
+
+    Parameters
+    ----------
+    run
+        A run directory or an encoder.safetensors file.
+    data
+        A folder of images, torchvision:NAME, or scenes.
+    out
+        The file to write.
+    split
+        Which part of a data set that comes in parts.
+    """
+    from byol.evals.features import write_features
+
+    write_features(run, data, out, split)
+
+
+@app.command
+def evaluate(
+    run: str,
+    *,
+    on: str,
+    protocol: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = ["all"],  # noqa: B006 (cyclopts copies it)
+    budget: str = "",
+    seeds: int = 1,
+    out: Path | None = None,
+    cache: Path | None = None,
+    root: str = "datasets",
+    resolution: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    given: Annotated[SpecFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Score an encoder by the paper's protocols: choices on validation images, one look at the test images.
+
+    Parameters
+    ----------
+    run
+        A run directory or an encoder.safetensors file; random:RUN is the same network before training.
+    on
+        A folder of class folders (with or without train, val and test), scenes, torchvision:NAME, or one of
+        imagenet, places365, food101, cifar10, cifar100, birdsnap, sun397, cars, aircraft, voc2007, dtd, pets,
+        caltech101, flowers102.
+    protocol
+        knn, transfer-linear, linear, semi-supervised, finetune, supervised, or all.
+    budget
+        Time for everything together, such as 90s, 20m or 2h; what is cut short to fit is said.
+    seeds
+        Repeat with this many seeds.
+    out
+        Where result.json files go; RUN/evaluations/DATA when left out.
+    cache
+        Where features are kept; the user's cache directory when left out.
+    root
+        Where the data sets with names are.
+    resolution
+        Side of the encoder's input in pixels; 0: as in pretraining.
+    device
+        auto, cpu, cuda or mps.
+    precision
+        auto, bf16, float32 or float64; features are never kept in less than float32.
+    """
+    seconds = _seconds(budget) if budget else float("inf")
+    specs = apply(Specs(), given_values(given) if given else {}, "flags")
+    settings: dict[str, Any] = {"data.root": root, "run.device": device, "run.precision": precision}
+    if resolution:
+        settings["data.resolution"] = resolution
+    apply(Config(), settings, "flags")
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
+    protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
+    if not Path(run.removeprefix("random:")).exists():
+        raise UsageError(f"There is no encoder at {run}: no such run or file.")
+    from byol.evaluation import evaluate as score
+
+    score(
+        run,
+        on,
+        protocols,
+        specs=specs,
+        seeds=range(seeds),
+        seconds=seconds,
+        out=out,
+        cache=cache,
+        settings=settings,
+    )
+
+
+def _seconds(text: str) -> float:
+    """`90s`, `20m` or `1.5h` in seconds."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        seconds = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--budget should be a time such as 90s, 20m or 2h, not '{text}'.")
+    return seconds

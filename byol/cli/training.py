@@ -1,0 +1,140 @@
+"""The verbs that train: pretrain, table, demo; and config, which shows what would be trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from byol.cli.app import ConfigFlags, app, given_values
+from byol.config import flatten
+from byol.errors import UsageError
+
+
+@app.command
+def pretrain(
+    data: str = "scenes",
+    *,
+    preset: str = "auto",
+    config: Path | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+    given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Pretrain an encoder on images; the same command again continues a run that was stopped.
+
+    Parameters
+    ----------
+    data
+        A folder of images, torchvision:NAME, or scenes (rendered, needs no files).
+    preset
+        auto, paper-1000, paper-300, paper-100, paper-40, paper-512, simclr, imagenette, cifar10 or cifar10-cpu.
+    config
+        A YAML file of config fields; flags win over it, it wins over the preset.
+    out
+        The run directory; runs/DATA-PRESET when left out.
+    overwrite
+        Start again when the directory holds another run.
+    """
+    overrides = given_values(given) if given else {}
+    _check(data, preset, config, overrides)
+    from byol.pretraining import pretrain as run
+
+    run(data, out, preset, overrides, config_file=config, overwrite=overwrite)
+
+
+def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:
+    """What can be wrong in the command itself is said before torch is loaded."""
+    from byol.config import read_yaml
+    from byol.presets import compose
+
+    compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
+    known = data == "scenes" or data.startswith(("scenes:", "torchvision:"))
+    if not known and not Path(data).is_dir():
+        raise UsageError(f"There is no folder {data}. Give a folder of images, torchvision:NAME or scenes.")
+
+
+@app.command
+def table(
+    name: str = "",
+    *,
+    listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    scale: Literal["paper", "cpu"] = "paper",
+    seeds: int = 0,
+    data: str = "",
+    out: Path = Path("tables"),
+    jobs: str = "",
+    rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
+    given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Run a table of the paper beside its published figures; the same command again computes only what is missing.
+
+    Config fields that are given hold for every row that does not set them itself.
+
+    Parameters
+    ----------
+    name
+        One of those that --list shows.
+    listed
+        Show all tables and end.
+    scale
+        paper: ImageNet as in the paper, below --data.root. cpu: minutes a cell on the images of --data.
+    seeds
+        Repeat every row with this many seeds; the paper's number when left out.
+    data
+        A folder of class folders with a test part, torchvision:NAME or scenes, instead of the paper's data.
+    out
+        Where runs, cells and the table go.
+    jobs
+        local:N for N processes here, slurm:PARTITION[:GPUS] for a cluster; this process when left out.
+    rows
+        Only rows whose label holds one of these texts.
+    """
+    from byol.tables import paper
+
+    if listed or not name:
+        print(paper.listing())
+        return
+    asked = paper.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
+    plan = paper.plan(asked)
+    from byol.tables.run import run
+
+    run(plan, jobs)
+
+
+@app.command
+def demo(*, out: Path = Path("runs/demo")) -> None:
+    """Pretrain on rendered scenes in a few minutes and compare with random and supervised encoders.
+
+    Parameters
+    ----------
+    out
+        Where the run, the table and the pictures go.
+    """
+    from byol.demo import demo as run
+
+    run(out)
+
+
+@app.command
+def config(*, preset: str = "paper-1000") -> None:
+    """Print every config field of a preset as YAML, ready for --config.
+
+    Parameters
+    ----------
+    preset
+        Any preset but auto, which needs images to look at.
+    """
+    import yaml
+
+    from byol.presets import compose
+
+    nested: dict[str, Any] = {}
+    for name, value in flatten(compose(preset, {}, {})[0]).items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = list(value) if isinstance(value, tuple) else value
+    print(yaml.safe_dump(nested, sort_keys=False), end="")
