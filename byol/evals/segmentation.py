@@ -1,0 +1,150 @@
+"""Semantic segmentation (paper, appendix D.4): a fully convolutional network, FCN-16s, on the dilated encoder.
+
+Random scale, crop and flip; the learning rate is chosen on validation, then train and validation are trained on
+together; mean intersection over union on the central crop of the test images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from byol import networks, views
+from byol.data.dense import VOID, DenseTask, Samples
+from byol.evals import geometry
+from byol.evals.backbone import backbone, dilate, feature_maps
+from byol.evals.dense import Recipe, Work, readable, samples_of, sizes, train
+from byol.evals.encoder import Encoder
+from byol.evals.spec import Segmentation
+from byol.evals.sweep import Result, Session, Setting, coarse_first
+
+DROPS = (0.7, 0.9)
+
+
+class Batch(NamedTuple):
+    images: Tensor  # uint8 (B, 3, S, S)
+    masks: Tensor  # uint8 (B, S, S)
+
+
+class FCN(nn.Module):
+    """Images (B, 3, H, W) → class scores (B, classes, H, W), computed at conv5's stride and made larger bilinearly."""
+
+    def __init__(self, network: networks.ResNet, classes: int, channels: int, dilation: int) -> None:
+        super().__init__()
+        dilate(network)
+        self.network = network
+        inputs = network.num_features
+        layers: list[nn.Module] = []
+        for _ in range(2):
+            layers.append(nn.Conv2d(inputs, channels, 3, padding=dilation, dilation=dilation, bias=False))
+            layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+            inputs = channels
+        self.head = nn.Sequential(*layers, nn.Conv2d(channels, classes, 1))
+        networks.initialize(self.head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.head(feature_maps(self.network, images)[-1])
+        return F.interpolate(scores.float(), images.shape[2:], mode="bilinear", align_corners=False)
+
+
+def evaluate(
+    encoder: Encoder, task: DenseTask[Tensor], spec: Segmentation = Segmentation(), session: Session = Session()
+) -> Result:
+    """The encoder itself stays as it is: each run trains a copy."""
+    crop = crop_of(task.train, spec)
+    work = Work(
+        partial(_model, encoder, len(task.classes), spec),
+        partial(make_batch, crop, spec, geometry.mean_colour(encoder.config.views.mean)),
+        partial(_loss, encoder),
+        lambda model, part: mean_iou(confusion(model, part, crop, len(task.classes), encoder)),
+    )
+    recipe = Recipe(spec.steps, min(spec.batch, len(task.train)), 0.0, spec.weight_decay, DROPS)
+    settings: list[Setting] = [{"lr": lr} for lr in coarse_first(spec.lrs)]
+    found = train(work, task, recipe, settings, encoder, session)
+    counts = confusion(found.model, task.test.open(), crop, len(task.classes), encoder, "Testing")
+    scores = dict(zip(task.classes, _shares(counts), strict=True))
+    extra = {"steps": found.steps, "crop": crop, "iou": {n: None if np.isnan(v) else v for n, v in scores.items()}}
+    test = {"mIoU": mean_iou(counts), "pixels": float(np.trace(counts) / max(counts.sum(), 1))}
+    return Result(found.trials, found.chosen, test, found.notes, extra)
+
+
+def crop_of(part: Samples[Tensor], spec: Segmentation) -> int:
+    """The spec's, or what the largest image fills at the largest scale: beyond that is padding, which is not scored."""
+    largest = max((max(size) for size in sizes(part)), default=spec.crop)
+    return min(spec.crop, int(np.ceil(largest * max(spec.scales[1], 1.0))))
+
+
+def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN:
+    torch.manual_seed(seed)
+    return FCN(backbone(encoder), classes, spec.channels, spec.dilation)
+
+
+def make_batch(
+    crop: int, spec: Segmentation, colour: list[float], part: Samples[Tensor], recipe: Recipe, step: int
+) -> Batch:
+    drawn = geometry.draw(recipe.seed, step, recipe.batch, spec.scales)
+    fill = geometry.Fill(colour, VOID)
+    pairs = [
+        geometry.apply(sample.image, sample.target, drawn, place, crop, fill)
+        for place, sample in enumerate(samples_of(part, recipe, step))
+    ]
+    return Batch(torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs]))
+
+
+def _prepared(images: Tensor, encoder: Encoder) -> Tensor:
+    config, place = encoder.config, encoder.place
+    scaled = images.to(place.device).float() / 255
+    return place.images(views.normalize(scaled, config.views.mean, config.views.std), config)
+
+
+def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy a pixel, VOID left out; 0 where a batch has nothing else."""
+    masks = batch.masks.to(encoder.place.device).long()
+    losses = F.cross_entropy(model(_prepared(batch.images, encoder)).float(), masks, ignore_index=VOID, reduction="sum")
+    return losses / (masks != VOID).sum().clamp(min=1)
+
+
+def predictions(
+    model: nn.Module, part: Samples[Tensor], crop: int, encoder: Encoder, title: str
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The central crops: image uint8 (3, h, w), mask and predicted classes uint8 (h, w)."""
+    for _, sample in readable(part, title):
+        image, mask = (geometry.central(pixels, crop, crop) for pixels in sample)
+        with torch.inference_mode(), encoder.place.autocast():
+            scores = model(_prepared(image[None], encoder))
+        yield image, mask, scores[0].argmax(0).to(torch.uint8).cpu()
+
+
+def confusion(
+    model: nn.Module, part: Samples[Tensor], crop: int, classes: int, encoder: Encoder, title: str = "Choosing"
+) -> np.ndarray:
+    """How many pixels of each class (rows) are called what (columns), int64 (classes, classes); VOID is left out."""
+    counts = np.zeros((classes, classes), np.int64)
+    for _, mask, found in predictions(model, part, crop, encoder, title):
+        counts += counted(mask.numpy(), found.numpy(), classes)
+    return counts
+
+
+def counted(mask: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
+    """The confusion of one image."""
+    real = mask != VOID
+    pairs = classes * mask[real].astype(np.int64) + found[real]
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def _shares(counts: np.ndarray) -> list[float]:
+    """Intersection over union of each class; NaN for one that is neither there nor predicted."""
+    union = counts.sum(0) + counts.sum(1) - np.diag(counts)
+    return [float(hit / all) if all else float("nan") for hit, all in zip(np.diag(counts), union, strict=True)]
+
+
+def mean_iou(counts: np.ndarray) -> float:
+    """Over the classes that the images have or the model names, from the pixels of all images together."""
+    found = [share for share in _shares(counts) if not np.isnan(share)]
+    return float(np.mean(found)) if found else 0.0
