@@ -16,28 +16,49 @@ from byol.records import write_atomically
 
 CELL = 64
 GAP = 2
+# Of classes, dark enough for white letters on them; they repeat.
+COLOURS = ("#c0392b", "#1f618d", "#1e8449", "#7d3c98", "#b9770e", "#117a65", "#a61c6f", "#34495e", "#873600", "#2e4fc4")
 
 
-def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = ()) -> None:
+def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = (), cell: int = CELL) -> None:
     """A grid of images, uint8 or float in [0, 1] (3, H, W) each, one list a row, with a title above each column."""
     from PIL import Image, ImageDraw
 
     top = 14 if titles else 0
-    width = max(len(row) for row in rows) * (CELL + GAP) + GAP
-    canvas = Image.new("RGB", (width, len(rows) * (CELL + GAP) + GAP + top), "white")
+    width = max(len(row) for row in rows) * (cell + GAP) + GAP
+    canvas = Image.new("RGB", (width, len(rows) * (cell + GAP) + GAP + top), "white")
     for y, row in enumerate(rows):
         for x, image in enumerate(row):
             pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
             tile = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
             scaled = tile.resize(
-                (CELL, CELL), Image.Resampling.NEAREST if max(tile.size) <= CELL else Image.Resampling.BICUBIC
+                (cell, cell), Image.Resampling.NEAREST if max(tile.size) <= cell else Image.Resampling.BICUBIC
             )
-            canvas.paste(scaled, (GAP + x * (CELL + GAP), top + GAP + y * (CELL + GAP)))
+            canvas.paste(scaled, (GAP + x * (cell + GAP), top + GAP + y * (cell + GAP)))
     for x, title in enumerate(titles):
-        ImageDraw.Draw(canvas).text((GAP + x * (CELL + GAP), 1), title, fill="black")
+        ImageDraw.Draw(canvas).text((GAP + x * (cell + GAP), 1), title, fill="black")
     content = io.BytesIO()
     canvas.save(content, "PNG")
     write_atomically(path, content.getvalue())
+
+
+def boxed(image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], side: int) -> Tensor:
+    """A tile uint8 (3, side, side) of an image uint8 (3, H, W) with boxes (K, 4) in its pixels, a colour a label."""
+    from PIL import Image, ImageDraw
+
+    height, width = image.shape[1:]
+    factor = side / max(height, width)
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    canvas = Image.new("RGB", (side, side), "white")
+    canvas.paste(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, Image.Resampling.BICUBIC))
+    draw = ImageDraw.Draw(canvas)
+    for box, label, word in zip((boxes * factor).tolist(), labels.tolist(), words, strict=True):
+        colour = COLOURS[label % len(COLOURS)]
+        draw.rectangle(box, outline=colour, width=2)
+        text = draw.textbbox((box[0] + 2, box[1] + 2), word)
+        draw.rectangle(text, fill=colour)
+        draw.text((box[0] + 2, box[1] + 2), word, fill="white")
+    return torch.from_numpy(np.asarray(canvas).transpose(2, 0, 1).copy())
 
 
 def neighbours(features: np.ndarray, queries: Sequence[int], count: int) -> np.ndarray:

@@ -24,7 +24,7 @@ ORDER = [
     ("data.loader", "evals.encoder"),
     ("evals.features", "evals.backbone", "evals.geometry"),
     ("evals.sweep", "evals.training"),
-    ("evals.dense", "evals.average_precision"),
+    ("evals.dense", "evals.average_precision", "evals.faster_rcnn"),
     ("evals.knn", "evals.linear", "evals.transfer", "evals.semi_supervised", "evals.finetune", "evals.supervised"),
     ("evals.segmentation", "evals.detection", "evals.depth"),
     ("monitor",),

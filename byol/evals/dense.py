@@ -42,6 +42,7 @@ class Recipe:
     lr: float
     weight_decay: float
     drops: tuple[float, ...] = ()  # fractions of the steps
+    warmup_steps: int = 0  # linear, at most a tenth of all
     momentum: float = 0.9
     seed: int = 0
 
@@ -119,6 +120,7 @@ def fit(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             lr = schedules.in_pieces(step, base=recipe.lr, drops=recipe.drops, total_steps=recipe.steps)
+            lr *= min(1.0, (step + 1) / (min(recipe.warmup_steps, recipe.steps // 10) + 1))
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()

@@ -105,18 +105,31 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Detection:
-    """Paper, appendix D.5: Faster R-CNN, conv1 to conv4 as features and conv5 as the box head.
+    """Paper, section 4 and appendix D.5: Faster R-CNN, conv1 to conv4 as features and conv5 as the box head.
 
-    Its nine asynchronous workers are taken as nine images a step; the paper's step counts are kept.
+    What the paper does not name is as in the setup that it reproduces (MoCo's, on Detectron).
     """
 
-    steps: int = option(1_500_000, "optimizer steps", low=1)
-    batch: int = option(9, "images a step", low=1)
-    lrs: tuple[float, ...] = option((1e-3,), "learning rates to choose from", low=0)
-    drops: tuple[float, ...] = option((1e6 / 1.5e6, 1.2e6 / 1.5e6), "fractions of the steps after which it is a tenth")
-    weight_decay: float = option(1e-4, "not applied to biases and normalization; the paper names none", low=0)
-    longest: tuple[int, int] = option((480, 1024), "the longest edge of a training image is drawn between these", low=8)
-    frozen: bool = option(True, "the representation stays as it is (appendix); no: fine-tuned (main text)")
+    steps: int = option(1_500_000, "optimizer steps; the learning rate's drops scale with them", low=1)
+    batch: int = option(1, "images a step: each of the paper's asynchronous workers takes steps of its own", low=1)
+    lrs: tuple[float, ...] = option(
+        (1e-3,), "learning rates to choose from, for one image a step; scaled with the batch", low=0
+    )
+    drops: tuple[float, ...] = option(
+        (2 / 3, 0.8), "fractions of the steps after which the learning rate is a tenth of what it was", low=0, high=1
+    )
+    warmup_steps: int = option(100, "steps of linear warm-up, at most a tenth of all; the paper names none", low=0)
+    weight_decay: float = option(1e-4, "not applied to biases; the paper names none", low=0)
+    frozen: Literal["nothing", "backbone", "encoder"] = option(
+        "nothing", "nothing: fine-tuned (main text); backbone: conv1 to conv4 stay (appendix); encoder: conv5 too"
+    )
+    longest: tuple[int, int] = option((480, 1024), "a training image's longest edge is drawn between these", low=8)
+    test_longest: int = option(1024, "longest edge of a test image; the paper names none", low=8)
+    anchors: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0, 32.0), "sides of anchors, in strides of conv4", low=0.1)
+    ratios: tuple[float, ...] = option((0.5, 1.0, 2.0), "height over width of anchors", low=0.01)
+    proposals: tuple[int, int] = option((2000, 1000), "regions proposed for a training and for a test image", low=1)
+    rois: int = option(512, "regions of a training image that conv5 sees", low=1)
+    roi_size: int = option(14, "places of conv4 that a region is pooled to, each way", low=2)
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ CLASSIFICATION = {
     "finetune": "finetune",
     "supervised": "supervised",
 }
-DENSE = {"segmentation": "segmentation"}
+DENSE = {"segmentation": "segmentation", "detection": "detection"}
 PROTOCOLS = CLASSIFICATION | DENSE
 
 
