@@ -13,10 +13,11 @@ from byol import data, machine
 from byol.checkpoint import ENCODER_FIELDS
 from byol.config import Data, flatten
 from byol.data.dense import DenseTask, Samples
+from byol.data.depths import open_depth
 from byol.data.masks import open_masks
 from byol.data.task import Part, Task
 from byol.errors import Interrupted, UsageError
-from byol.evals import features, finetune, knn, linear, segmentation, semi_supervised, supervised, transfer
+from byol.evals import depth, features, finetune, knn, linear, segmentation, semi_supervised, supervised, transfer
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
 from byol.evals.metrics import shown
 from byol.evals.spec import PROTOCOLS, Specs, chosen_protocols
@@ -30,6 +31,7 @@ AnyTask = Task | DenseTask[Any]
 # The data of the dense protocols, which are not class folders; all others share one task.
 OPEN: dict[str, Callable[[str, Data, Any], AnyTask]] = {
     "segmentation": lambda on, config, spec: open_masks(on, config, spec.void, spec.colours),
+    "depth": lambda on, config, spec: open_depth(on, config, spec.unit),
 }
 EVALUATE: dict[str, Callable[[Encoder, Any, Any, Session], Result]] = {
     "knn": knn.evaluate,
@@ -39,6 +41,7 @@ EVALUATE: dict[str, Callable[[Encoder, Any, Any, Session], Result]] = {
     "finetune": finetune.evaluate,
     "supervised": supervised.evaluate,
     "segmentation": segmentation.evaluate,
+    "depth": depth.evaluate,
 }
 
 
