@@ -49,7 +49,7 @@ def sheet(
     for x, title in enumerate(titles):
         draw.text((GAP + x * (wide + GAP), 1), title, fill="black")
     for (name, colour), (x, y) in zip(legend, places, strict=True):
-        draw.rectangle((x, bottom + y + 2, x + 9, bottom + y + 11), fill=colour)
+        draw.rectangle((x, bottom + y + 2, x + 9, bottom + y + 11), fill=colour, outline="black")
         draw.text((x + 13, bottom + y + 1), name, fill="black")
     content = io.BytesIO()
     canvas.save(content, "PNG")

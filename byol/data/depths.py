@@ -20,6 +20,7 @@ from byol.errors import BadData, UsageError
 
 WORDS = Words("depth map", "depths?(?:maps?)?|sync_depth")
 METRIC: DenseMetric = "pct<1.25"
+FULL = 65535
 NYU, NYU_SPLITS = "nyu_depth_v2_labeled.mat", "splits.mat"
 
 
@@ -39,11 +40,12 @@ def open_depth(on: str, config: Data, unit: float = 1e-3) -> DenseTask[Tensor]:
 
 
 def _metres(unit: float, values: np.ndarray) -> Tensor:
-    """float32 (H, W); what is no reading is 0."""
+    """float32 (H, W); what is no reading is 0, as is the highest number of 16 bits, by which sensors say too far."""
     if values.ndim == 3:
         raise BadImage("is in colours; depth has one number a pixel")
     metres = values.astype(np.float32) * np.float32(unit)
-    return torch.from_numpy(np.where(np.isfinite(metres) & (metres > 0), metres, np.float32(0)))
+    there = np.isfinite(metres) & (metres > 0) & ((values != FULL) | (values.dtype.kind == "f"))
+    return torch.from_numpy(np.where(there, metres, np.float32(0)))
 
 
 def _nyu(name: str, file: Path) -> DenseTask[Tensor]:

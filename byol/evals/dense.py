@@ -83,7 +83,8 @@ def train(
     chosen, notes, several = list(settings), list[str](), len(settings) > 1
     if session.seconds != math.inf:
         each, look = _measured(work, part, held, recipe, encoder, session.left)
-        left = session.left * MARGIN - look * len(settings) * several
+        # The size of the test part is not known before it is opened; it is taken to be twice that of validation.
+        left = session.left * MARGIN - look * (2 + len(settings) * several)
         # A single setting is not tried, so its only run is the final one.
         chosen, share, notes = cut(settings, lambda _: recipe.steps, each, max(left, 0.0), finals=int(several))
         recipe = replace(recipe, steps=max(1, int(recipe.steps * share)))

@@ -119,20 +119,15 @@ def _model(encoder: Encoder, spec: Depth, seed: int) -> DepthNetwork:
     return DepthNetwork(backbone(encoder), spec.filters)
 
 
-def crop(sample: Sample[Tensor], spec: Depth) -> Sample[Tensor]:
+def crop(sample: Sample[Tensor], spec: Depth) -> tuple[Tensor, Tensor]:
     """The shrunk central crop, and the same part of the depth map at its own resolution."""
-    height, width = sample.target.shape
-    size = max(1, round(height * spec.shrink)), max(1, round(width * spec.shrink))
-    image = geometry.central(geometry.resize_image(sample.image, size), spec.crop[1], spec.crop[0])
-    # The share of the shrunk image that the crop has, as pixels of the map.
-    rows, columns = round(height * image.shape[1] / size[0]), round(width * image.shape[2] / size[1])
-    return Sample(image, geometry.central(sample.target, rows, columns))
+    return geometry.shrunk(*sample, spec.shrink, spec.crop[1], spec.crop[0])
 
 
 def make_batch(spec: Depth, part: Samples[Tensor], recipe: Recipe, step: int) -> Batch:
     """Crops of the smallest size in the batch, flipped and recoloured."""
     found = [crop(sample, spec) for sample in samples_of(part, recipe, step)]
-    height, width = (min(s.image.shape[side] for s in found) for side in (1, 2))
+    height, width = (min(image.shape[side] for image, _ in found) for side in (1, 2))
     flips = geometry.draw(recipe.seed, step, recipe.batch).flip
     images, depths = [], []
     for (image, depth), flip in zip(found, flips, strict=True):
@@ -207,11 +202,11 @@ def scores(found: Iterator[Prediction]) -> dict[str, float]:
 
 
 def _picture(out: Path | None, kept: list[Prediction]) -> None:
-    """Image, prediction and truth, in colours from the nearest to the farthest reading of all."""
+    """Image, prediction and truth, in colours over the range of nearly all readings."""
     readings = torch.cat([p.depth[p.depth > 0] for p in kept]) if kept else torch.empty(0)
     if not len(readings):
         return
-    low, high = float(readings.min()), float(readings.max())
+    low, high = np.percentile(readings.numpy(), (1, 99)).tolist()
     rows = [[p.image, pictures.of_depth(p.found, low, high), pictures.of_depth(p.depth, low, high)] for p in kept]
     metres = torch.linspace(low, high, 5)
     colours = pictures.of_depth(metres[None], low, high)[:, 0].T.tolist()

@@ -61,13 +61,13 @@ def evaluate(
         partial(_model, encoder, len(task.classes), spec),
         partial(make_batch, crop, spec, geometry.mean_colour(encoder.config.views.mean)),
         partial(_loss, encoder),
-        lambda model, part: mean_iou(confusion(predictions(model, part, spec.test_crop, encoder), len(task.classes))),
+        lambda model, part: mean_iou(confusion(predictions(model, part, spec, encoder), len(task.classes))),
     )
     recipe = Recipe(spec.steps, min(spec.batch, len(task.train)), 0.0, spec.weight_decay, spec.drops)
     settings: list[Setting] = [{"lr": lr} for lr in coarse_first(spec.lrs)]
     found = train(work, task, recipe, settings, encoder, session)
     test, kept = task.test.open(), list[Prediction]()
-    results = watched(predictions(found.model, test, spec.test_crop, encoder, "Testing"), len(test), kept)
+    results = watched(predictions(found.model, test, spec, encoder, "Testing"), len(test), kept)
     counts = confusion(results, len(task.classes))
     _picture(session.out, kept, task.classes)
     scores = dict(zip(task.classes, _shares(counts), strict=True))
@@ -79,7 +79,7 @@ def evaluate(
 def crop_of(part: Samples[Tensor], spec: Segmentation) -> int:
     """The spec's, or what the largest image fills at the largest scale: beyond that is padding, which is not scored."""
     largest = max((max(size) for size in sizes(part)), default=spec.crop)
-    return min(spec.crop, int(np.ceil(largest * max(spec.scales[1], 1.0))))
+    return min(spec.crop, int(np.ceil(largest * spec.shrink * spec.scales[1])))
 
 
 def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN:
@@ -90,7 +90,7 @@ def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN
 def make_batch(
     crop: int, spec: Segmentation, colour: list[float], part: Samples[Tensor], recipe: Recipe, step: int
 ) -> Batch:
-    drawn = geometry.draw(recipe.seed, step, recipe.batch, spec.scales)
+    drawn = geometry.draw(recipe.seed, step, recipe.batch, (spec.shrink * spec.scales[0], spec.shrink * spec.scales[1]))
     fill = geometry.Fill(colour, VOID)
     pairs = [
         geometry.apply(sample.image, sample.target, drawn, place, crop, fill)
@@ -111,19 +111,21 @@ def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
 class Prediction(NamedTuple):
     """The central crop of an image."""
 
-    image: Tensor  # uint8 (3, h, w)
-    mask: Tensor  # uint8 (h, w)
-    found: Tensor  # uint8 (h, w), never VOID
+    image: Tensor  # uint8 (3, h, w), as the network saw it
+    mask: Tensor  # uint8 (H, W)
+    found: Tensor  # uint8 (H, W), never VOID
 
 
 def predictions(
-    model: nn.Module, part: Samples[Tensor], crop: int, encoder: Encoder, title: str = "Choosing"
+    model: nn.Module, part: Samples[Tensor], spec: Segmentation, encoder: Encoder, title: str = "Choosing"
 ) -> Iterator[Prediction]:
-    """Each image in its own size, so that nothing is padded."""
+    """Each image in its own size, so that nothing is padded; classes at the mask's resolution."""
     for _, sample in readable(part, title):
-        image, mask = (geometry.central(pixels, crop, crop) for pixels in sample)
+        image, mask = geometry.shrunk(*sample, spec.shrink, spec.test_crop, spec.test_crop)
         with torch.inference_mode(), encoder.place.autocast():
             scores = model(normalized(image[None].float() / 255, encoder))
+        size = (mask.shape[0], mask.shape[1])
+        scores = F.interpolate(scores, size, mode="bilinear", align_corners=False)
         yield Prediction(image, mask, scores[0].argmax(0).to(torch.uint8).cpu())
 
 

@@ -96,6 +96,7 @@ class Segmentation:
     lrs: tuple[float, ...] = option(log_spaced(1e-3, 1e-1, 5), "learning rates to choose from", low=0)
     weight_decay: float = option(1e-4, "not applied to biases and normalization", low=0)
     drops: tuple[float, ...] = option((0.7, 0.9), "fractions of the steps at which the rate falls to a tenth", low=0)
+    shrink: float = option(1.0, "what the images' sides are multiplied by first, for machines that are small", low=0.01)
     crop: int = option(513, "side of the random crops to train on, in pixels", low=8)
     test_crop: int = option(513, "side of the central crop that is predicted and scored, in pixels", low=8)
     scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest random scale", low=0.01)
