@@ -99,13 +99,16 @@ def _place(run: str, on: str) -> Path:
 
 def _tasks(names: Sequence[str], on: str, config: Data, specs: Specs) -> dict[str, AnyTask]:
     """protocol → its data set; those of classification share one."""
-    shared = data.open_task(on, config) if set(names) - OPEN.keys() else None
-    return {n: OPEN[n](on, config, getattr(specs, PROTOCOLS[n])) if n in OPEN else _there(shared) for n in names}
+    tasks: dict[str, AnyTask] = {}
+    classification = [name for name in names if name not in OPEN]
+    if classification:
+        tasks |= dict.fromkeys(classification, data.open_task(on, config))
+    return tasks | {n: open_data(n, on, config, getattr(specs, PROTOCOLS[n])) for n in names if n in OPEN}
 
 
-def _there(task: Task | None) -> Task:
-    assert task is not None
-    return task
+def open_data(protocol: str, on: str, config: Data, spec: Any) -> AnyTask:
+    """The data set as the protocol needs it."""
+    return OPEN[protocol](on, config, spec) if protocol in OPEN else data.open_task(on, config)
 
 
 def _announce(encoder: Encoder, tasks: Mapping[str, AnyTask], seconds: float) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from byol import networks, pictures
 from byol.data.dense import VOID, DenseTask, Samples
+from byol.errors import UsageError
 from byol.evals import geometry
 from byol.evals.backbone import backbone, dilate, feature_maps
 from byol.evals.dense import Recipe, Work, normalized, picture, readable, samples_of, sizes, train, watched
@@ -56,6 +57,8 @@ def evaluate(
     encoder: Encoder, task: DenseTask[Tensor], spec: Segmentation = Segmentation(), session: Session = Session()
 ) -> Result:
     """The encoder itself stays as it is: each run trains a copy."""
+    if spec.scales[0] > spec.scales[1]:
+        raise UsageError(f"segmentation.scales should be the smallest and the largest scale, not {spec.scales}.")
     crop = crop_of(task.train, spec)
     work = Work(
         partial(_model, encoder, len(task.classes), spec),
