@@ -116,9 +116,7 @@ class Detection:
     steps: int = option(1_500_000, "optimizer steps", low=1)
     batch: int = option(9, "images a step", low=1)
     lrs: tuple[float, ...] = option((1e-3,), "learning rates to choose from", low=0)
-    drops: tuple[float, ...] = option(
-        (1e6 / 1.5e6, 1.2e6 / 1.5e6), "fractions of the steps at which the rate falls to a tenth", low=0
-    )
+    drops: tuple[float, ...] = option((1e6 / 1.5e6, 1.2e6 / 1.5e6), "fractions of the steps after which it is a tenth")
     weight_decay: float = option(1e-4, "not applied to biases and normalization; the paper names none", low=0)
     longest: tuple[int, int] = option((480, 1024), "the longest edge of a training image is drawn between these", low=8)
     frozen: bool = option(True, "the representation stays as it is (appendix); no: fine-tuned (main text)")
