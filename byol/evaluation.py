@@ -14,10 +14,22 @@ from byol.checkpoint import ENCODER_FIELDS
 from byol.config import Data, flatten
 from byol.data.boxes import open_boxes
 from byol.data.dense import DenseTask, Samples
+from byol.data.depths import open_depth
 from byol.data.masks import open_masks
 from byol.data.task import Part, Task
 from byol.errors import Interrupted, UsageError
-from byol.evals import detection, features, finetune, knn, linear, segmentation, semi_supervised, supervised, transfer
+from byol.evals import (
+    depth,
+    detection,
+    features,
+    finetune,
+    knn,
+    linear,
+    segmentation,
+    semi_supervised,
+    supervised,
+    transfer,
+)
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
 from byol.evals.metrics import shown
 from byol.evals.spec import PROTOCOLS, Specs, chosen_protocols
@@ -32,6 +44,7 @@ AnyTask = Task | DenseTask[Any]
 OPEN: dict[str, Callable[[str, Data, Any], AnyTask]] = {
     "segmentation": lambda on, config, spec: open_masks(on, config, spec.void, spec.colours),
     "detection": lambda on, config, spec: open_boxes(on, config),
+    "depth": lambda on, config, spec: open_depth(on, config, spec.unit),
 }
 EVALUATE: dict[str, Callable[[Encoder, Any, Any, Session], Result]] = {
     "knn": knn.evaluate,
@@ -42,6 +55,7 @@ EVALUATE: dict[str, Callable[[Encoder, Any, Any, Session], Result]] = {
     "supervised": supervised.evaluate,
     "segmentation": segmentation.evaluate,
     "detection": detection.evaluate,
+    "depth": depth.evaluate,
 }
 
 
@@ -99,13 +113,16 @@ def _place(run: str, on: str) -> Path:
 
 def _tasks(names: Sequence[str], on: str, config: Data, specs: Specs) -> dict[str, AnyTask]:
     """protocol → its data set; those of classification share one."""
-    shared = data.open_task(on, config) if set(names) - OPEN.keys() else None
-    return {n: OPEN[n](on, config, getattr(specs, PROTOCOLS[n])) if n in OPEN else _there(shared) for n in names}
+    tasks: dict[str, AnyTask] = {}
+    classification = [name for name in names if name not in OPEN]
+    if classification:
+        tasks |= dict.fromkeys(classification, data.open_task(on, config))
+    return tasks | {n: open_data(n, on, config, getattr(specs, PROTOCOLS[n])) for n in names if n in OPEN}
 
 
-def _there(task: Task | None) -> Task:
-    assert task is not None
-    return task
+def open_data(protocol: str, on: str, config: Data, spec: Any) -> AnyTask:
+    """The data set as the protocol needs it."""
+    return OPEN[protocol](on, config, spec) if protocol in OPEN else data.open_task(on, config)
 
 
 def _announce(encoder: Encoder, tasks: Mapping[str, AnyTask], seconds: float) -> None:

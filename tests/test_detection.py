@@ -138,22 +138,21 @@ def test_what_is_frozen_stays_byte_for_byte(frozen: Any, monkeypatch: pytest.Mon
 def test_it_learns_to_detect(tmp_path: Path) -> None:
     """Breaks if boxes, labels, losses or the schedule are wrong: far above a constant and an untrained detector."""
     encoder, task = encoder_of(width=0.125), few_kinds()
-    spec = replace(SMALL, steps=160, batch=4, lrs=(0.006,), warmup_steps=20)
+    spec = replace(SMALL, steps=220, batch=4, lrs=(0.006,), drops=(0.9,), warmup_steps=20)
     result = detection.evaluate(encoder, task, spec, Session(out=tmp_path))
     test = task.test.again().open()
     truth = [test.read(index).target for index in range(len(test))]
     model = detection.detector(encoder, 3, spec, 0).eval()
-    seen = detection.detections(model, test, 32, encoder, "untrained")
-    untrained = mean_precision(average_precisions(seen.found, truth, 3)).area
+    seen = detection.predictions(model, test, 32, encoder, "untrained")
+    untrained = mean_precision(detection.precisions(seen, 3)).area
     train = [task.train.read(index).target for index in range(len(task.train))]
     usual = torch.stack([target.boxes[0] for target in train]).mean(0).expand(3, 4)
     always = [Found(usual, torch.arange(3), torch.ones(3))] * len(truth)
     constant = mean_precision(average_precisions(always, truth, 3)).area
     assert result.test["AP50"] > 2 * constant > 0.2
     assert result.test["AP50"] > untrained + 0.3
-    with Image.open(tmp_path / "detections.png") as picture:
-        width, height = picture.size
-    assert (width > 2 * detection.TILE, height > detection.SHOWN * detection.TILE) == (True, True)
+    with Image.open(tmp_path / "predictions.png") as picture:
+        assert picture.size[0] > 2 * detection.TILE
 
 
 def test_boxes_grow_with_their_image() -> None:
@@ -359,7 +358,7 @@ def test_a_tree_from_the_command_to_the_result_file(tmp_path: Path) -> None:
     assert set(stored["test"]) == {"AP50", "AP50 (11 points)"}
     assert [len(run["choices"]) for run in stored["runs"]] == [2, 2]
     assert stored["runs"][0]["AP50"]["pen"] == {"AP50": None, "AP50 (11 points)": None}
-    assert (tmp_path / "out" / "detection" / "seed1" / "detections.png").exists()
+    assert (tmp_path / "out" / "detection" / "seed1" / "predictions.png").exists()
     assert checksum(open_encoder(file).module) == encoder.checksum()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from byol import optim, schedules
+from byol import optim, pictures, schedules, views
 from byol.config import Config
 from byol.data.dense import DenseTask, Sample, Samples, joined
 from byol.data.loader import MEMORY_SHARE, SUBSTITUTES, Bad, batch_positions, check_bad, quiet_worker, worker_count
@@ -29,7 +30,9 @@ from byol.progress import bar, say
 T = TypeVar("T")
 B = TypeVar("B")
 
-WARM_STEPS, TIMED_STEPS, TIMED_IMAGES = 1, 2, 4
+TIMED_STEPS, TIMED_IMAGES = 3, 4
+MEASURING = 0.02  # of a budget
+PICTURED, PICTURE = 8, 192  # images on a sheet, and the longer side of each
 MARGIN = 0.9  # of a budget is planned with
 
 
@@ -80,8 +83,9 @@ def train(
     recipe = replace(recipe, seed=session.seed)
     chosen, notes, several = list(settings), list[str](), len(settings) > 1
     if session.seconds != math.inf:
-        each, look = _measured(work, part, held, recipe, encoder)
-        left = session.left * MARGIN - look * len(settings) * several
+        each, look = _measured(work, part, held, recipe, encoder, session.left)
+        # The size of the test part is not known before it is opened; it is taken to be twice that of validation.
+        left = session.left * MARGIN - look * (2 + len(settings) * several)
         # A single setting is not tried, so its only run is the final one.
         chosen, share, notes = cut(settings, lambda _: recipe.steps, each, max(left, 0.0), finals=int(several))
         recipe = replace(recipe, steps=max(1, int(recipe.steps * share)))
@@ -128,18 +132,30 @@ def fit(
     return True
 
 
+def normalized(images: Tensor, encoder: Encoder) -> Tensor:
+    """Images (B, 3, H, W) in [0, 1] as the encoder saw them in pretraining, where it computes."""
+    config, place = encoder.config, encoder.place
+    return place.images(views.normalize(images.to(place.device), config.views.mean, config.views.std), config)
+
+
 def _measured(
-    work: Work[T, B], part: Samples[T], held: Samples[T], recipe: Recipe, encoder: Encoder
+    work: Work[T, B], part: Samples[T], held: Samples[T], recipe: Recipe, encoder: Encoder, left: float
 ) -> tuple[float, float]:
     """Seconds of a training step, and of one look at the validation part."""
     model = work.model(0)
-    fit(work, model, part, replace(recipe, steps=WARM_STEPS, lr=0.0), encoder, "Warming up")
-    began = time.monotonic()
-    fit(work, model, part, replace(recipe, steps=TIMED_STEPS, lr=0.0), encoder, "Measuring")
-    trained = time.monotonic()
+
+    def timed(steps: int) -> float:
+        began = time.monotonic()
+        fit(work, model, part, replace(recipe, steps=steps, lr=0.0), encoder, "Measuring")
+        return (time.monotonic() - began) / steps
+
+    each = timed(1)
+    if each < MEASURING * left:  # the first step is slower than those after it, but few of them fit in the budget
+        each = timed(TIMED_STEPS)
     few = held.take(range(min(len(held), TIMED_IMAGES)))
+    began = time.monotonic()
     work.score(model.eval(), few)
-    return (trained - began) / TIMED_STEPS, (time.monotonic() - trained) * len(held) / len(few)
+    return each, (time.monotonic() - began) * len(held) / len(few)
 
 
 class _Stream(torch.utils.data.Dataset[Any]):
@@ -234,6 +250,28 @@ def sizes(part: Samples[T], count: int = 16) -> list[tuple[int, int]]:
             height, width = part.read(int(index)).image.shape[1:]
             found.append((height, width))
     return found
+
+
+def watched(found: Iterator[T], total: int, kept: list[T]) -> Iterator[T]:
+    """The same results, of which some spread over all are kept for a picture."""
+    wanted = set(np.linspace(0, total - 1, min(PICTURED, total)).astype(int).tolist())
+    for place, result in enumerate(found):
+        if place in wanted:
+            kept.append(result)
+        yield result
+
+
+def picture(
+    out: Path | None, rows: list[list[Tensor]], titles: tuple[str, ...], legend: list[tuple[str, pictures.Colour]]
+) -> None:
+    """predictions.png: a row an image, cells of the first one's shape."""
+    if out is None or not rows:
+        return
+    height, width = rows[0][0].shape[1:]
+    factor = PICTURE / max(height, width)
+    out.mkdir(parents=True, exist_ok=True)
+    cell = max(1, round(width * factor)), max(1, round(height * factor))
+    pictures.sheet(out / "predictions.png", rows, titles, cell, legend)
 
 
 def readable(part: Samples[T], title: str = "Testing") -> Iterator[tuple[int, Sample[T]]]:

@@ -8,7 +8,7 @@ reproduces, MoCo's on Detectron: objects marked difficult are trained on, and do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,14 +22,14 @@ from byol.data.loader import generator
 from byol.errors import BadData
 from byol.evals.average_precision import Found, Precision, average_precisions, mean_precision
 from byol.evals.backbone import backbone
-from byol.evals.dense import Recipe, Work, readable, samples_of, train
+from byol.evals.dense import Recipe, Work, readable, samples_of, train, watched
 from byol.evals.encoder import Encoder
 from byol.evals.faster_rcnn import FasterRCNN, Pixels
 from byol.evals.geometry import resize_image
 from byol.evals.spec import Detection
 from byol.evals.sweep import Result, Session, Setting, coarse_first
 
-SHOWN, TILE, CERTAIN = 8, 320, 0.5  # images in the picture, their side in pixels, the score a box needs to be drawn
+TILE, CERTAIN = 320, 0.3  # longer side of an image in the picture, and the score that a box needs to be drawn there
 
 
 class Batch(NamedTuple):
@@ -39,12 +39,11 @@ class Batch(NamedTuple):
     seed: int
 
 
-class Seen(NamedTuple):
-    """What is in the images of a part, what was found in them, and some of the images, by their place among these."""
+class Prediction(NamedTuple):
+    """An image with what is in it, and what was found, in the image's own pixels."""
 
-    truth: list[Boxes]
-    found: list[Found]
-    images: dict[int, Tensor]
+    sample: Sample[Boxes]
+    found: Found
 
 
 def evaluate(
@@ -62,14 +61,13 @@ def evaluate(
     recipe = Recipe(spec.steps, batch, 0.0, spec.weight_decay, spec.drops, warmup_steps=spec.warmup_steps)
     settings: list[Setting] = [{"lr": lr * batch} for lr in coarse_first(spec.lrs)]
     trained = train(work, task, recipe, settings, encoder, session)
-    test = task.test.open()
-    seen = detections(trained.model, test, spec.test_longest, encoder, "Testing", SHOWN if session.out else 0)
-    each = average_precisions(seen.found, seen.truth, classes)
+    test, kept = task.test.open(), list[Prediction]()
+    found = predictions(trained.model, test, spec.test_longest, encoder, "Testing")
+    each = precisions(watched(found, len(test), kept), classes)
     mean = mean_precision(each)
     if not mean.objects:
-        raise BadData(f"{task.name}: none of the {len(seen.truth)} test images has an object that counts.")
-    if session.out:
-        picture(session.out / "detections.png", seen, task.classes)
+        raise BadData(f"{task.name}: none of the {len(test)} test images has an object that counts.")
+    _picture(session.out, kept, task.classes)
     extra = {"steps": trained.steps, "AP50": {n: _record(p) for n, p in zip(task.classes, each, strict=True)}}
     return Result(trained.trials, trained.chosen, _record(mean), trained.notes, extra)
 
@@ -129,49 +127,48 @@ def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
         return model.losses(_placed(pixels, encoder), objects)
 
 
-@torch.inference_mode()
-def detections(
-    model: nn.Module, part: Samples[Boxes], longest: int, encoder: Encoder, title: str, shown: int = 0
-) -> Seen:
-    """What the model finds in every readable image, in the image's own pixels; `shown` images are kept."""
+def predictions(
+    model: nn.Module, part: Samples[Boxes], longest: int, encoder: Encoder, title: str
+) -> Iterator[Prediction]:
+    """What the model finds in every readable image."""
     assert isinstance(model, FasterRCNN)
-    seen = Seen([], [], {})
-    wanted = {len(part) * place // shown for place in range(shown)}
-    for index, sample in readable(part, title):
+    for _, sample in readable(part, title):
         image = scaled(sample, longest).image
         pixels = model.pixels([_prepared(image, encoder)])
-        with encoder.place.autocast():
+        with torch.inference_mode(), encoder.place.autocast():
             (found,) = model.detect(_placed(pixels, encoder))
         back = _factors((image.shape[1], image.shape[2]), (sample.image.shape[1], sample.image.shape[2]))
-        if index in wanted:
-            seen.images[len(seen.truth)] = sample.image
-        seen.truth.append(sample.target)
         boxes = found["boxes"].float().cpu() * back
-        seen.found.append(Found(boxes, found["labels"].cpu(), found["scores"].float().cpu()))
-    return seen
+        yield Prediction(sample, Found(boxes, found["labels"].cpu(), found["scores"].float().cpu()))
+
+
+def precisions(seen: Iterable[Prediction], classes: int) -> list[Precision]:
+    """AP50 of each class; of the images nothing is kept."""
+    pairs = [(prediction.found, prediction.sample.target) for prediction in seen]
+    return average_precisions([found for found, _ in pairs], [truth for _, truth in pairs], classes)
 
 
 def _score(model: nn.Module, part: Samples[Boxes], classes: int, spec: Detection, encoder: Encoder) -> float:
     """0 where no object counts: every setting is then as good as another."""
-    seen = detections(model, part, spec.test_longest, encoder, "Choosing")
-    mean = mean_precision(average_precisions(seen.found, seen.truth, classes))
+    mean = mean_precision(precisions(predictions(model, part, spec.test_longest, encoder, "Choosing"), classes))
     return mean.area if mean.objects else 0.0
 
 
-def picture(path: Path, seen: Seen, classes: Sequence[str]) -> None:
-    """Truth on the left, what was found with some certainty on the right; a colour a class."""
+def _picture(out: Path | None, kept: Sequence[Prediction], classes: Sequence[str]) -> None:
+    """predictions.png: what was found with some certainty beside the truth, in cells of the first image's shape."""
+    if out is None or not kept:
+        return
+    height, width = kept[0].sample.image.shape[1:]
+    factor = TILE / max(height, width)
+    cell = max(1, round(width * factor)), max(1, round(height * factor))
     rows = []
-    for place, image in seen.images.items():
-        truth, found = seen.truth[place], seen.found[place]
+    for (image, truth), found in kept:
         certain = found.scores >= CERTAIN
-        hard = [" (difficult)" if difficult else "" for difficult in truth.difficult.tolist()]
-        names = [f"{classes[label]}{mark}" for label, mark in zip(truth.labels.tolist(), hard, strict=True)]
-        scores = zip(found.labels[certain].tolist(), found.scores[certain].tolist(), strict=True)
-        guesses = [f"{classes[label]} {score:.0%}" for label, score in scores]
-        rows.append(
-            [
-                pictures.boxed(image, truth.boxes, truth.labels, names, TILE),
-                pictures.boxed(image, found.boxes[certain], found.labels[certain], guesses, TILE),
-            ]
-        )
-    pictures.sheet(path, rows, ("truth", f"found, score at least {CERTAIN:.0%}"), TILE)
+        scores = [f"{score:.0%}" for score in found.scores[certain].tolist()]
+        marks = ["difficult" if hard else "" for hard in truth.difficult.tolist()]
+        left = pictures.boxed(image, found.boxes[certain], found.labels[certain], scores, cell)
+        rows.append([left, pictures.boxed(image, truth.boxes, truth.labels, marks, cell)])
+    legend = [(name, pictures.class_colour(number + 1)) for number, name in enumerate(classes)]
+    out.mkdir(parents=True, exist_ok=True)
+    titles = (f"prediction, score from {CERTAIN:.0%}", "truth")
+    pictures.sheet(out / "predictions.png", rows, titles, cell, legend)

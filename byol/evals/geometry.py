@@ -73,6 +73,15 @@ def central(pixels: Tensor, height: int, width: int) -> Tensor:
     return pixels[..., top : top + height, left : left + width]
 
 
+def shrunk(image: Tensor, target: Tensor, factor: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The central crop of the image after its sides were multiplied, and the same part of the map as it is stored."""
+    rows, columns = target.shape
+    size = max(1, round(rows * factor)), max(1, round(columns * factor))
+    image = central(resize_image(image, size), height, width)
+    share = image.shape[1] / size[0], image.shape[2] / size[1]
+    return image, central(target, max(1, round(rows * share[0])), max(1, round(columns * share[1])))
+
+
 def resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear with a low-pass where it shrinks; uint8 (3, H, W) stays uint8."""
     if tuple(image.shape[1:]) == size:

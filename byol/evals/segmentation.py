@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byol import networks, views
+from byol import networks, pictures
 from byol.data.dense import VOID, DenseTask, Samples
+from byol.errors import UsageError
 from byol.evals import geometry
 from byol.evals.backbone import backbone, dilate, feature_maps
-from byol.evals.dense import Recipe, Work, readable, samples_of, sizes, train
+from byol.evals.dense import Recipe, Work, normalized, picture, readable, samples_of, sizes, train, watched
 from byol.evals.encoder import Encoder
 from byol.evals.spec import Segmentation
 from byol.evals.sweep import Result, Session, Setting, coarse_first
-
-DROPS = (0.7, 0.9)
 
 
 class Batch(NamedTuple):
@@ -57,27 +57,32 @@ def evaluate(
     encoder: Encoder, task: DenseTask[Tensor], spec: Segmentation = Segmentation(), session: Session = Session()
 ) -> Result:
     """The encoder itself stays as it is: each run trains a copy."""
+    if spec.scales[0] > spec.scales[1]:
+        raise UsageError(f"segmentation.scales should be the smallest and the largest scale, not {spec.scales}.")
     crop = crop_of(task.train, spec)
     work = Work(
         partial(_model, encoder, len(task.classes), spec),
         partial(make_batch, crop, spec, geometry.mean_colour(encoder.config.views.mean)),
         partial(_loss, encoder),
-        lambda model, part: mean_iou(confusion(model, part, crop, len(task.classes), encoder)),
+        lambda model, part: mean_iou(confusion(predictions(model, part, spec, encoder), len(task.classes))),
     )
-    recipe = Recipe(spec.steps, min(spec.batch, len(task.train)), 0.0, spec.weight_decay, DROPS)
+    recipe = Recipe(spec.steps, min(spec.batch, len(task.train)), 0.0, spec.weight_decay, spec.drops)
     settings: list[Setting] = [{"lr": lr} for lr in coarse_first(spec.lrs)]
     found = train(work, task, recipe, settings, encoder, session)
-    counts = confusion(found.model, task.test.open(), crop, len(task.classes), encoder, "Testing")
+    test, kept = task.test.open(), list[Prediction]()
+    results = watched(predictions(found.model, test, spec, encoder, "Testing"), len(test), kept)
+    counts = confusion(results, len(task.classes))
+    _picture(session.out, kept, task.classes)
     scores = dict(zip(task.classes, _shares(counts), strict=True))
     extra = {"steps": found.steps, "crop": crop, "iou": {n: None if np.isnan(v) else v for n, v in scores.items()}}
-    test = {"mIoU": mean_iou(counts), "pixels": float(np.trace(counts) / max(counts.sum(), 1))}
-    return Result(found.trials, found.chosen, test, found.notes, extra)
+    figures = {"mIoU": mean_iou(counts), "pixels": float(np.trace(counts) / max(counts.sum(), 1))}
+    return Result(found.trials, found.chosen, figures, found.notes, extra)
 
 
 def crop_of(part: Samples[Tensor], spec: Segmentation) -> int:
     """The spec's, or what the largest image fills at the largest scale: beyond that is padding, which is not scored."""
     largest = max((max(size) for size in sizes(part)), default=spec.crop)
-    return min(spec.crop, int(np.ceil(largest * max(spec.scales[1], 1.0))))
+    return min(spec.crop, int(np.ceil(largest * spec.shrink * spec.scales[1])))
 
 
 def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN:
@@ -88,7 +93,7 @@ def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN
 def make_batch(
     crop: int, spec: Segmentation, colour: list[float], part: Samples[Tensor], recipe: Recipe, step: int
 ) -> Batch:
-    drawn = geometry.draw(recipe.seed, step, recipe.batch, spec.scales)
+    drawn = geometry.draw(recipe.seed, step, recipe.batch, (spec.shrink * spec.scales[0], spec.shrink * spec.scales[1]))
     fill = geometry.Fill(colour, VOID)
     pairs = [
         geometry.apply(sample.image, sample.target, drawn, place, crop, fill)
@@ -97,38 +102,39 @@ def make_batch(
     return Batch(torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs]))
 
 
-def _prepared(images: Tensor, encoder: Encoder) -> Tensor:
-    config, place = encoder.config, encoder.place
-    scaled = images.to(place.device).float() / 255
-    return place.images(views.normalize(scaled, config.views.mean, config.views.std), config)
-
-
 def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy a pixel, VOID left out; 0 where a batch has nothing else."""
     masks = batch.masks.to(encoder.place.device).long()
-    losses = F.cross_entropy(model(_prepared(batch.images, encoder)).float(), masks, ignore_index=VOID, reduction="sum")
+    losses = F.cross_entropy(
+        model(normalized(batch.images.float() / 255, encoder)).float(), masks, ignore_index=VOID, reduction="sum"
+    )
     return losses / (masks != VOID).sum().clamp(min=1)
 
 
+class Prediction(NamedTuple):
+    """The central crop of an image."""
+
+    image: Tensor  # uint8 (3, h, w), as the network saw it
+    mask: Tensor  # uint8 (H, W)
+    found: Tensor  # uint8 (H, W), never VOID
+
+
 def predictions(
-    model: nn.Module, part: Samples[Tensor], crop: int, encoder: Encoder, title: str
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The central crops: image uint8 (3, h, w), mask and predicted classes uint8 (h, w)."""
+    model: nn.Module, part: Samples[Tensor], spec: Segmentation, encoder: Encoder, title: str = "Choosing"
+) -> Iterator[Prediction]:
+    """Each image in its own size, so that nothing is padded; classes at the mask's resolution."""
     for _, sample in readable(part, title):
-        image, mask = (geometry.central(pixels, crop, crop) for pixels in sample)
+        image, mask = geometry.shrunk(*sample, spec.shrink, spec.test_crop, spec.test_crop)
         with torch.inference_mode(), encoder.place.autocast():
-            scores = model(_prepared(image[None], encoder))
-        yield image, mask, scores[0].argmax(0).to(torch.uint8).cpu()
+            scores = model(normalized(image[None].float() / 255, encoder))
+        size = (mask.shape[0], mask.shape[1])
+        scores = F.interpolate(scores, size, mode="bilinear", align_corners=False)
+        yield Prediction(image, mask, scores[0].argmax(0).to(torch.uint8).cpu())
 
 
-def confusion(
-    model: nn.Module, part: Samples[Tensor], crop: int, classes: int, encoder: Encoder, title: str = "Choosing"
-) -> np.ndarray:
+def confusion(found: Iterator[Prediction], classes: int) -> np.ndarray:
     """How many pixels of each class (rows) are called what (columns), int64 (classes, classes); VOID is left out."""
-    counts = np.zeros((classes, classes), np.int64)
-    for _, mask, found in predictions(model, part, crop, encoder, title):
-        counts += counted(mask.numpy(), found.numpy(), classes)
-    return counts
+    return sum((counted(p.mask.numpy(), p.found.numpy(), classes) for p in found), np.zeros((classes, classes), int))
 
 
 def counted(mask: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
@@ -148,3 +154,10 @@ def mean_iou(counts: np.ndarray) -> float:
     """Over the classes that the images have or the model names, from the pixels of all images together."""
     found = [share for share in _shares(counts) if not np.isnan(share)]
     return float(np.mean(found)) if found else 0.0
+
+
+def _picture(out: Path | None, kept: list[Prediction], classes: tuple[str, ...]) -> None:
+    rows = [[p.image, pictures.of_classes(p.found, VOID), pictures.of_classes(p.mask, VOID)] for p in kept]
+    legend = [(name, pictures.class_colour(number)) for number, name in enumerate(classes)]
+    legend.append(("not counted", (255, 255, 255)))
+    picture(out, rows, ("image", "prediction", "truth"), legend)

@@ -95,7 +95,10 @@ class Segmentation:
     batch: int = option(16, "images a step", low=1)
     lrs: tuple[float, ...] = option(log_spaced(1e-3, 1e-1, 5), "learning rates to choose from", low=0)
     weight_decay: float = option(1e-4, "not applied to biases and normalization", low=0)
-    crop: int = option(513, "side of the crops to train on and of the central crop to test on, in pixels", low=8)
+    drops: tuple[float, ...] = option((0.7, 0.9), "fractions of the steps at which the rate falls to a tenth", low=0)
+    shrink: float = option(1.0, "what the images' sides are multiplied by first, for machines that are small", low=0.01)
+    crop: int = option(513, "side of the random crops to train on, in pixels", low=8)
+    test_crop: int = option(513, "side of the central crop that is predicted and scored, in pixels", low=8)
     scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest random scale", low=0.01)
     channels: int = option(256, "of the two extra convolutions", low=1)
     dilation: int = option(6, "of the two extra convolutions", low=1)
@@ -134,7 +137,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class Depth:
-    """Paper, appendix D.6: four fast up-projections on conv5, reverse Huber loss."""
+    """Paper, appendix D.6: four fast up-projections on conv5, reverse Huber loss. It names no schedule."""
 
     steps: int = option(7_500, "optimizer steps", low=1)
     batch: int = option(256, "images a step", low=1)
@@ -142,6 +145,7 @@ class Depth:
         (0.16,), "learning rates to choose from, for 256 images; scaled with the batch", low=0
     )
     weight_decay: float = option(5e-4, "not applied to biases and normalization", low=0)
+    drops: tuple[float, ...] = option((0.7, 0.9), "fractions of the steps at which the rate falls to a tenth", low=0)
     filters: tuple[int, ...] = option((512, 256, 128, 64), "of the up-projections, one after the other", low=1)
     shrink: float = option(0.5, "what the images' sides are multiplied by, before the crop", low=0.01)
     crop: tuple[int, int] = option((304, 228), "width and height of the central crop of a shrunk image", low=8)
@@ -176,7 +180,7 @@ CLASSIFICATION = {
     "finetune": "finetune",
     "supervised": "supervised",
 }
-DENSE = {"segmentation": "segmentation", "detection": "detection"}
+DENSE = {"segmentation": "segmentation", "detection": "detection", "depth": "depth"}
 PROTOCOLS = CLASSIFICATION | DENSE
 
 
