@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from byol.evals.sweep import Session
 from byol.evaluation import evaluate
 from byol.machine import choose
 
+BCCD = Path(__file__).resolve().parents[2] / "shared" / "data" / "bccd-voc.zip"
 SMALL = Detection(
     steps=4,
     batch=2,
@@ -362,6 +364,15 @@ def test_a_tree_from_the_command_to_the_result_file(tmp_path: Path) -> None:
     assert checksum(open_encoder(file).module) == encoder.checksum()
 
 
+def test_what_was_tried_counts_for_the_same_spec_alone(tmp_path: Path) -> None:
+    """Breaks if a validation score of one detector is taken for that of another, or is computed twice."""
+    encoder, task = encoder_of(), open_boxes("scenes:30", Data(resolution=32))
+    spec = replace(SMALL, steps=1, lrs=(0.001, 0.01))
+    for changed in (spec, replace(spec, frozen="encoder"), replace(spec, lrs=(0.001, 0.01, 0.1))):
+        detection.evaluate(encoder, task.again(), changed, Session(out=tmp_path))
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 2 + 2 + 1
+
+
 def test_a_test_part_without_objects_is_said(tmp_path: Path) -> None:
     """Breaks if an average precision of nothing is reported as a figure."""
     tree = write_tree(tmp_path / "tree", [*PLAIN[:4], "", ""], LISTS)
@@ -369,12 +380,10 @@ def test_a_test_part_without_objects_is_said(tmp_path: Path) -> None:
         detection.evaluate(encoder_of(), voc(tree), replace(SMALL, steps=1))
 
 
-@pytest.mark.skipif(not Path("../shared/data/bccd-voc.zip").exists(), reason="needs ../shared/data/bccd-voc.zip")
+@pytest.mark.skipif(not BCCD.exists(), reason="shared/data is absent: no real tree to read")
 def test_a_real_tree(tmp_path: Path) -> None:
     """Breaks if a published tree is not understood: sizes and objects as counted in its files."""
-    import zipfile
-
-    with zipfile.ZipFile("../shared/data/bccd-voc.zip") as archive:
+    with zipfile.ZipFile(BCCD) as archive:
         archive.extractall(tmp_path)
     task = voc(tmp_path)
     assert (len(task.train), len(task.validation)) == (205, 87)

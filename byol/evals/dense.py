@@ -58,6 +58,7 @@ class Work(Generic[T, B]):
     batch: Callable[[Samples[T], Recipe, int], B]  # of a step, on the CPU: a pure function, called in loader workers
     loss: Callable[[nn.Module, B], Tensor]  # of a batch, called under autocast, the model in training mode
     score: Callable[[nn.Module, Samples[T]], float]  # in evaluation mode; higher is better
+    spec: Any = None  # what else a score depends on: tried settings are known again only with the same
 
 
 class Trained(NamedTuple):
@@ -97,7 +98,7 @@ def train(
 
     trials = list[Trial]()
     if several:
-        key = [encoder.checksum(), task.train.fingerprint(), task.validation.fingerprint(), repr(recipe)]
+        key = [encoder.checksum(), task.train.fingerprint(), task.validation.fingerprint(), repr((recipe, work.spec))]
         trials = tried(chosen, attempt, Ledger(session.out, key))
     setting = best(trials).setting if trials else chosen[0]
     model = work.model(session.seed)

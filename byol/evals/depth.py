@@ -7,6 +7,7 @@ bilinearly, and compared with every reading of the depth map at its own resoluti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -104,6 +105,7 @@ def evaluate(encoder: Encoder, task: DenseTask[Tensor], spec: Depth = Depth(), s
         partial(make_batch, spec),
         partial(_loss, encoder),
         lambda model, part: scores(predictions(model, part, spec, encoder, "Choosing"))[task.metric],
+        replace(spec, lrs=()),
     )
     settings: list[Setting] = [{"lr": lr * batch / 256} for lr in spec.lrs]
     recipe = Recipe(spec.steps, batch, 0.0, spec.weight_decay, spec.drops)

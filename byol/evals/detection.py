@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,7 @@ def evaluate(
         partial(make_batch, spec.longest),
         partial(_loss, encoder),
         lambda model, part: _score(model, part, classes, spec, encoder),
+        replace(spec, lrs=()),
     )
     batch = min(spec.batch, len(task.train))
     recipe = Recipe(spec.steps, batch, 0.0, spec.weight_decay, spec.drops, warmup_steps=spec.warmup_steps)
@@ -86,7 +88,8 @@ def detector(encoder: Encoder, classes: int, spec: Detection, seed: int) -> Fast
 def make_batch(longest: tuple[int, int], part: Samples[Boxes], recipe: Recipe, step: int) -> Batch:
     """The longest edge is drawn anew for each image, every whole number of pixels equally likely."""
     random = generator("longest", recipe.seed, step)
-    edges = torch.randint(longest[0], max(longest) + 1, (recipe.batch,), generator=random).tolist()
+    low, high = sorted(longest)
+    edges = torch.randint(low, high + 1, (recipe.batch,), generator=random).tolist()
     samples = [scaled(sample, edge) for sample, edge in zip(samples_of(part, recipe, step), edges, strict=True)]
     return Batch(samples, int(torch.randint(2**62, (), generator=random)))
 

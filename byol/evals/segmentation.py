@@ -7,6 +7,7 @@ together; mean intersection over union on the central crop of the test images.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +66,7 @@ def evaluate(
         partial(make_batch, crop, spec, geometry.mean_colour(encoder.config.views.mean)),
         partial(_loss, encoder),
         lambda model, part: mean_iou(confusion(predictions(model, part, spec, encoder), len(task.classes))),
+        replace(spec, lrs=()),
     )
     recipe = Recipe(spec.steps, min(spec.batch, len(task.train)), 0.0, spec.weight_decay, spec.drops)
     settings: list[Setting] = [{"lr": lr} for lr in coarse_first(spec.lrs)]
