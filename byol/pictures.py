@@ -18,23 +18,23 @@ CELL = 64
 GAP = 2
 
 
-def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = ()) -> None:
+def sheet(path: Path, rows: Sequence[Sequence[Tensor]], titles: Sequence[str] = (), cell: int = CELL) -> None:
     """A grid of images, uint8 or float in [0, 1] (3, H, W) each, one list a row, with a title above each column."""
     from PIL import Image, ImageDraw
 
     top = 14 if titles else 0
-    width = max(len(row) for row in rows) * (CELL + GAP) + GAP
-    canvas = Image.new("RGB", (width, len(rows) * (CELL + GAP) + GAP + top), "white")
+    width = max(len(row) for row in rows) * (cell + GAP) + GAP
+    canvas = Image.new("RGB", (width, len(rows) * (cell + GAP) + GAP + top), "white")
     for y, row in enumerate(rows):
         for x, image in enumerate(row):
             pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
             tile = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
             scaled = tile.resize(
-                (CELL, CELL), Image.Resampling.NEAREST if max(tile.size) <= CELL else Image.Resampling.BICUBIC
+                (cell, cell), Image.Resampling.NEAREST if max(tile.size) <= cell else Image.Resampling.BICUBIC
             )
-            canvas.paste(scaled, (GAP + x * (CELL + GAP), top + GAP + y * (CELL + GAP)))
+            canvas.paste(scaled, (GAP + x * (cell + GAP), top + GAP + y * (cell + GAP)))
     for x, title in enumerate(titles):
-        ImageDraw.Draw(canvas).text((GAP + x * (CELL + GAP), 1), title, fill="black")
+        ImageDraw.Draw(canvas).text((GAP + x * (cell + GAP), 1), title, fill="black")
     content = io.BytesIO()
     canvas.save(content, "PNG")
     write_atomically(path, content.getvalue())

@@ -14,10 +14,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from rooms before it; a tuple is one room whose modules may not import each other.
 ORDER = [
     ("errors",),
-    ("config", "progress", "interrupt", "schedules", "data.source", "crops"),
+    ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours"),
     ("presets", "records", "networks", "objectives", "optim", "views", "machine"),
     ("data.decode", "data.task", "evals.spec"),
-    ("method", "data.folder", "data.named", "data.scenes", "evals.metrics", "evals.logistic", "pictures"),
+    (
+        "method",
+        "data.folder",
+        "data.named",
+        "data.scenes",
+        "evals.metrics",
+        "evals.logistic",
+        "pictures",
+        "data.examine",
+    ),
     ("data.layouts",),
     ("data.benchmarks",),
     ("data", "checkpoint", "algorithm"),
@@ -28,7 +37,8 @@ ORDER = [
     ("monitor",),
     ("rundir",),
     ("estimate", "evaluation"),
-    ("pretraining",),
+    ("pretraining", "speed", "viewing", "search"),
+    ("doctor",),
     ("demo", "tables.table"),
     ("tables.ablations", "tables.cells", "tables.render"),
     ("tables.results", "tables.measure", "tables.figures"),
@@ -38,7 +48,7 @@ ORDER = [
     ("weights.reader", "weights.compare", "weights.card"),
     ("weights.imports", "weights.exports"),
     ("cli.app",),
-    ("cli.training", "cli.scoring", "cli.weights"),
+    ("cli.training", "cli.scoring", "cli.weights", "cli.images", "cli.help"),
     ("cli",),
 ]
 RANK = {name: rank for rank, room in enumerate(ORDER) for name in room}
