@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from byol.errors import UsageError
+
 ROWS = 16_384  # of the bank, compared at a time
 BLOCK = 512  # queries, when every vector is one
+PAIRS = 2**28  # similarities held at once
+LAZY = 256  # gains looked at again at a time
 
 
 def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -90,3 +94,43 @@ def covering(vectors: Tensor, count: int, advance: Callable[[int], None]) -> tup
         radii.append(max(2 - 2 * float(closest[row]), 0.0) ** 0.5)
         advance(1)
     return np.array(chosen), np.array(radii)
+
+
+def representing(vectors: Tensor, count: int, advance: Callable[[int], None]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows chosen one after the other so that every vector is as similar as possible to one of them (facility
+    location, greedy), and the mean similarity after each choice.
+
+    Gains are over all vectors, or over some spread among them when all pairs would need over a gigabyte.
+    """
+    some = np.linspace(0, len(vectors) - 1, min(len(vectors), PAIRS // len(vectors))).astype(int)
+    similarity = vectors @ vectors[torch.from_numpy(some)].T  # (N, some)
+    best = torch.full((similarity.shape[1],), -1.0)
+    bound = torch.full((len(vectors),), torch.inf)  # gains only fall, so an old gain bounds the new one
+    chosen, means = list[int](), list[float]()
+    while len(chosen) < count:
+        while True:
+            rows = bound.topk(min(LAZY, len(bound))).indices.sort().values
+            bound[rows] = (similarity[rows] - best).clamp_min_(0).sum(1)
+            bound[chosen] = -1.0
+            row = int(rows[bound[rows].argmax()])
+            if float(bound[row]) >= float(bound.max()):
+                break
+        chosen.append(row)
+        best = best.maximum(similarity[row])
+        bound[row] = -1.0
+        means.append(float(best.mean()))
+        advance(1)
+    return np.array(chosen), np.array(means)
+
+
+def approximate_neighbours(vectors: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `nearest`, by faiss's graph index: for millions of vectors, of which it misses a few."""
+    try:
+        import faiss
+    except ImportError:
+        raise UsageError("--approximate needs faiss: pip install 'byol[faiss]'.") from None
+    index = faiss.IndexHNSWFlat(vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction, index.hnsw.efSearch = 80, max(64, 2 * k)
+    index.add(np.ascontiguousarray(vectors.numpy(), np.float32))
+    similarity, rows = index.search(np.ascontiguousarray(queries.numpy(), np.float32), min(k, len(vectors)))
+    return torch.from_numpy(similarity), torch.from_numpy(rows)

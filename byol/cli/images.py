@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from byol.cli.app import ConfigFlags, app, given_values
 from byol.config import read_yaml
+from byol.errors import UsageError
 from byol.presets import compose
 
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]
@@ -90,3 +91,141 @@ def views(
     from byol.viewing import sheet
 
     sheet(data, out, preset, values, images, pairs)
+
+
+@app.command
+def search(
+    image: Path,
+    run: str,
+    data: str = "",
+    *,
+    count: Annotated[int, Parameter(alias="-k")] = 10,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("search.csv"),
+    approximate: bool = False,
+) -> None:
+    """Find the images that an encoder takes for most similar to one.
+
+    Parameters
+    ----------
+    image
+        A file, or the name of an image of the set.
+    run
+        A run directory or an encoder.safetensors file.
+    data
+        A folder of images, torchvision:NAME, scenes, or a .npz file of `byol embed`; the run's own when left out.
+    count
+        How many to find.
+    out
+        A .csv or .json file of ranks, names and cosines.
+    approximate
+        Use faiss's graph index, for millions of images (extra: faiss).
+    """
+    from byol import search as answers
+
+    answers.check_out(out)
+    answers.write(answers.search(image, run, data, count, approximate), out)
+
+
+@app.command
+def dedupe(
+    run: str,
+    data: str = "",
+    *,
+    threshold: float = 0.98,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("duplicates.csv"),
+    approximate: bool = False,
+) -> None:
+    """Find groups of images that an encoder takes for the same; of each group one is kept.
+
+    Parameters
+    ----------
+    run
+        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+    data
+        A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
+    threshold
+        The lowest cosine of two images that count as the same.
+    out
+        A .csv or .json file of groups, or a .txt list that `byol pretrain --data.exclude` takes.
+    approximate
+        Use faiss's graph index, for millions of images (extra: faiss).
+    """
+    from byol import search as answers
+
+    answers.check_out(out, (".txt",))
+    answers.write(answers.dedupe(run, data, threshold, approximate), out)
+
+
+@app.command
+def outliers(
+    run: str,
+    data: str = "",
+    *,
+    count: int = 0,
+    neighbours: Annotated[int, Parameter(alias="-k")] = 10,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("outliers.csv"),
+    approximate: bool = False,
+) -> None:
+    """Rank images by how far they are from their nearest others: the strangest first.
+
+    Parameters
+    ----------
+    run
+        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+    data
+        A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
+    count
+        How many to list; 0: all.
+    neighbours
+        How many nearest others the distance is averaged over.
+    out
+        A .csv or .json file of ranks, names, distances and nearest images.
+    approximate
+        Use faiss's graph index, for millions of images (extra: faiss).
+    """
+    from byol import search as answers
+
+    answers.check_out(out)
+    answers.write(answers.outliers(run, data, neighbours, count, approximate), out)
+
+
+@app.command
+def pick(
+    count: int,
+    run: str,
+    data: str = "",
+    *,
+    by: Literal["coverage", "typical"] = "coverage",
+    exclude: Path | None = None,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("picked.csv"),
+) -> None:
+    """Pick the images to label first, so that few of them cover all; always the same ones.
+
+    Parameters
+    ----------
+    count
+        How many to pick.
+    run
+        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+    data
+        A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
+    by
+        coverage: no image is far from a picked one, strange ones come early. typical: images resemble a picked one
+        as much as possible on average.
+    exclude
+        A list of images not to pick, such as those labelled already: a name a line.
+    out
+        A .csv or .json file of ranks and names.
+    """
+    from byol import search as answers
+
+    answers.check_out(out)
+    answers.write(answers.pick(count, run, data, by, listed(exclude) if exclude else ()), out)
+
+
+def listed(file: Path) -> tuple[str, ...]:
+    """The names of a list, a name a line up to a tab."""
+    try:
+        return tuple(line.partition("\t")[0] for line in file.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read the list {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}.") from None
