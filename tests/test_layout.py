@@ -16,7 +16,7 @@ ORDER = [
     ("errors",),
     ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours"),
     ("presets", "records", "networks", "objectives", "optim", "views", "machine"),
-    ("data.decode", "data.task", "evals.spec"),
+    ("data.decode", "data.task", "evals.spec", "paper"),
     (
         "method",
         "data.folder",

@@ -8,7 +8,7 @@ from inspect import signature
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import images, scoring, training, weights  # noqa: F401 (they add their verbs to the app)
+from byol.cli import help, images, scoring, training, weights  # noqa: F401 (they add their verbs to the app)
 from byol.cli.app import app
 from byol.config import Config, declared
 from byol.errors import ByolError, Interrupted, nearest

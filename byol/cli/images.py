@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from byol.cli.app import ConfigFlags, app, given_values
+from byol.cli.app import LOOK, USE, ConfigFlags, app, given_values
 from byol.config import read_yaml
 from byol.errors import UsageError
 from byol.presets import compose
@@ -15,7 +15,7 @@ from byol.presets import compose
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]
 
 
-@app.command
+@app.command(group=LOOK)
 def doctor(
     data: str,
     *,
@@ -30,7 +30,7 @@ def doctor(
     config: Path | None = None,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Look at every image before training: what is there, what is wrong, how fast it would go.
+    """Check all images before training: what is wrong, how fast.
 
     Writes doctor.json and bad-files.txt, which `byol pretrain --data.exclude` takes.
 
@@ -57,7 +57,7 @@ def doctor(
     run(Request(data, out, preset, values, config, tuple(leave_out), speed))
 
 
-@app.command
+@app.command(group=LOOK)
 def views(
     data: str,
     *,
@@ -68,7 +68,7 @@ def views(
     config: Path | None = None,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Draw a sheet of the views T and T' of some images, as training would see them.
+    """Draw a sheet of the views T and T' of some images.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def views(
     sheet(data, out, preset, values, images, pairs)
 
 
-@app.command
+@app.command(group=USE)
 def search(
     image: Path,
     run: str,
@@ -103,7 +103,7 @@ def search(
     out: Annotated[Path, Parameter(alias="-o")] = Path("search.csv"),
     approximate: bool = False,
 ) -> None:
-    """Find the images that an encoder takes for most similar to one.
+    """Find the images most similar to one.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def search(
     answers.write(answers.search(image, run, data, count, approximate), out)
 
 
-@app.command
+@app.command(group=USE)
 def dedupe(
     run: str,
     data: str = "",
@@ -135,7 +135,9 @@ def dedupe(
     out: Annotated[Path, Parameter(alias="-o")] = Path("duplicates.csv"),
     approximate: bool = False,
 ) -> None:
-    """Find groups of images that an encoder takes for the same; of each group one is kept.
+    """Find images that an encoder takes for the same.
+
+    Of each group the first is kept.
 
     Parameters
     ----------
@@ -156,7 +158,7 @@ def dedupe(
     answers.write(answers.dedupe(run, data, threshold, approximate), out)
 
 
-@app.command
+@app.command(group=USE)
 def outliers(
     run: str,
     data: str = "",
@@ -166,7 +168,7 @@ def outliers(
     out: Annotated[Path, Parameter(alias="-o")] = Path("outliers.csv"),
     approximate: bool = False,
 ) -> None:
-    """Rank images by how far they are from their nearest others: the strangest first.
+    """Rank images by how unlike all others they are.
 
     Parameters
     ----------
@@ -189,7 +191,7 @@ def outliers(
     answers.write(answers.outliers(run, data, neighbours, count, approximate), out)
 
 
-@app.command
+@app.command(group=USE)
 def pick(
     count: int,
     run: str,
@@ -199,7 +201,9 @@ def pick(
     exclude: Path | None = None,
     out: Annotated[Path, Parameter(alias="-o")] = Path("picked.csv"),
 ) -> None:
-    """Pick the images to label first, so that few of them cover all; always the same ones.
+    """Pick the images to label first, so that few cover all.
+
+    Always the same ones for the same set.
 
     Parameters
     ----------

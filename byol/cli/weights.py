@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from byol.cli.app import app
+from byol.cli.app import USE, app
 
 
-@app.command(name="import")
+@app.command(name="import", group=USE)
 def import_(
     file: Path, *, out: Annotated[Path, Parameter(alias="-o")] = Path("encoder.safetensors"), resolution: int = 0
 ) -> None:
-    """Turn an encoder that others have trained into one of ours; nothing in the file is ever run.
+    """Turn an encoder of others into one of ours; runs nothing.
 
     Known are DeepMind's BYOL checkpoints (.pkl), lightly, solo-learn, mmselfsup, byol-pytorch, and plain ResNets of
     torchvision and timm (.pth, .pt, .ckpt, .safetensors). Depth and width are read from the weights.
@@ -46,14 +46,16 @@ def import_(
         print(f"Note: {note}")
 
 
-@app.command
+@app.command(group=USE)
 def export(
     run: Path,
     *,
     to: Literal["torchvision", "timm", "safetensors", "onnx", "huggingface"],
     out: Annotated[Path, Parameter(alias="-o")],
 ) -> None:
-    """Write the encoder for another library; it is loaded again and compared before this succeeds.
+    """Write an encoder for torchvision, timm, ONNX or the hub.
+
+    What was written is loaded again and compared before this succeeds.
 
     Parameters
     ----------
