@@ -17,7 +17,7 @@ from byol.config import Config, View, read_yaml
 from byol.data.examine import BITS, Look, Looks
 from byol.data.loader import quiet_worker, worker_count
 from byol.data.source import Source
-from byol.errors import UsageError
+from byol.errors import BadData, UsageError
 from byol.progress import bar
 from byol.records import write_atomically, write_json
 from byol.rundir import facts
@@ -62,6 +62,8 @@ def doctor(request: Request) -> dict[str, Any]:
     lines = [f"{name}\t{reason}\n" for name, reason in found["left_out"].items()]
     write_atomically(request.out / "bad-files.txt", "".join(lines).encode())
     print("\n".join(summary(found, request)))
+    if not good:
+        raise BadData(f"None of the {len(looks)} images of {source.name} can be read.")
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from byol import data, neighbours
+from byol import data, neighbours, pictures
 from byol.data.decode import decode, open_regular, printable
 from byol.data.source import Source
 from byol.data.task import Part
@@ -28,6 +28,7 @@ from byol.evals.encoder import Encoder, open_encoder
 from byol.progress import bar
 from byol.records import read_json, write_atomically, write_json
 
+COLUMNS, SHEET_ROWS, CELL = 8, 25, 96  # of a sheet
 CENTRED_FROM = 16  # fewer images than this have no mean worth subtracting
 
 
@@ -37,6 +38,7 @@ class Space(NamedTuple):
     vectors: Tensor
     names: list[str]
     mean: Tensor
+    read: Callable[[int], Tensor] | None  # the image of a row, where there are images
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,27 @@ class Answer:
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     sentence: str
+    shown: list[list[int]]  # rows of the space, for the rows of a sheet
+    read: Callable[[int], Tensor] | None
 
 
 def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
     """The images `name` (or those the run was trained on) as an encoder sees them; or a file that `embed` wrote."""
     for file in (name, run):
         if file.endswith(".npz"):
-            return _space(*_stored(Path(file)))
+            return _space(*_stored(Path(file)), None)
     encoder = open_encoder(run)
     source = data.open_source(name or _own_images(Path(run)), encoder.config.data)
     every = np.arange(len(source))
     found = features.of_part(encoder, Part(source, every, every), cache or features.default_cache())
-    return _space(found.values, [source.describe(int(i)) for i in found.targets])
+    rows = found.targets
+    return _space(found.values, [source.describe(int(i)) for i in rows], lambda row: source.read(int(rows[row])))
 
 
-def _space(values: np.ndarray, names: list[str]) -> Space:
+def _space(values: np.ndarray, names: list[str], read: Callable[[int], Tensor] | None) -> Space:
     vectors = torch.from_numpy(np.array(values, np.float32))
     mean = vectors.mean(0) if len(vectors) >= CENTRED_FROM else torch.zeros(vectors.shape[1])
-    return Space(F.normalize(vectors - mean, dim=1), names, mean)
+    return Space(F.normalize(vectors - mean, dim=1), names, mean, read)
 
 
 def _stored(file: Path) -> tuple[np.ndarray, list[str]]:
@@ -109,7 +114,8 @@ def search(image: Path, run: str, name: str = "", count: int = 10, approximate: 
     similarity, rows = find(space.vectors, F.normalize(vector.float(), dim=1), count)
     found = zip(similarity[0].tolist(), rows[0].tolist(), strict=True)
     listed = [(rank, space.names[row], round(value, 4)) for rank, (value, row) in enumerate(found, 1)]
-    return Answer(("rank", "name", "similarity"), listed, f"{len(listed)} of {len(space.names):,} images")
+    sentence = f"{len(listed)} of {len(space.names):,} images"
+    return Answer(("rank", "name", "similarity"), listed, sentence, _lines(rows[0].tolist()), space.read)
 
 
 def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool = False) -> Answer:
@@ -136,6 +142,8 @@ def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool 
         ("group", "name", "same_as", "similarity"),
         listed,
         f"{more:,} of {len(space.names):,} images repeat others, in {len(groups):,} groups",
+        [group[:COLUMNS] for group in groups[:SHEET_ROWS]],
+        space.read,
     )
 
 
@@ -157,7 +165,8 @@ def outliers(run: str, name: str = "", k: int = 10, count: int = 0, approximate:
         (rank, space.names[row], round(float(far[row]), 4), space.names[int(rows[row, 0])])
         for rank, row in enumerate(order, 1)
     ]
-    return Answer(("rank", "name", "distance", "nearest"), listed, f"{len(space.names):,} images, the strangest first")
+    sentence = f"{len(space.names):,} images, the strangest first"
+    return Answer(("rank", "name", "distance", "nearest"), listed, sentence, _lines(order), space.read)
 
 
 def pick(
@@ -182,11 +191,21 @@ def pick(
         if by == "coverage"
         else f"images resemble their nearest picked one by {figures[-1]:.2f} on average"
     )
-    return Answer(("rank", "name", column), listed, f"{count} of {len(kept):,} images; {end}")
+    sentence = f"{count} of {len(kept):,} images; {end}"
+    return Answer(("rank", "name", column), listed, sentence, _lines([kept[int(row)] for row in rows]), space.read)
 
 
-def write(answer: Answer, out: Path) -> None:
+def _lines(rows: list[int]) -> list[list[int]]:
+    return [rows[i : i + COLUMNS] for i in range(0, min(len(rows), COLUMNS * SHEET_ROWS), COLUMNS)]
+
+
+def write(answer: Answer, out: Path, sheet: Path | None = None) -> None:
     """A .csv or .json file; of duplicates also a .txt list for data.exclude. The first lines go to the screen."""
+    if sheet and answer.shown:
+        if not answer.read:
+            raise UsageError("--sheet needs the images: name them instead of a .npz file.")
+        sheet.parent.mkdir(parents=True, exist_ok=True)
+        pictures.sheet(sheet, [[answer.read(row) for row in line] for line in answer.shown], (), CELL)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".json":
         write_json(out, [dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
@@ -206,8 +225,10 @@ def write(answer: Answer, out: Path) -> None:
     print(f"{answer.sentence}; all in {out}")
 
 
-def check_out(out: Path, also: tuple[str, ...] = ()) -> None:
+def check_out(out: Path, sheet: Path | None, also: tuple[str, ...] = ()) -> None:
     """Said before anything is computed."""
+    if sheet and sheet.suffix != ".png":
+        raise UsageError(f"--sheet should end in .png, not be {sheet}.")
     known = (".csv", ".json", *also)
     if out.suffix not in known:
         raise UsageError(f"--out should end in {' or '.join(known)}, not be {out}.")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from byol import paper
-from byol.cli import help
+from byol.cli import help, main
 from byol.cli.app import app
 from byol.config import Config, apply, declared, flatten, resolve
 from byol.errors import UsageError
@@ -166,3 +166,44 @@ def test_paper_check_from_a_run_directory(tmp_path: Path, capsys: pytest.Capture
     assert "views.t_prime.solarize" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"no run\.json"):
         help.paper(check=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["import", "missing.pth"], 2, "no file missing.pth"),
+        (["import", "text.pkl"], 65, "damaged or no file of weights"),
+        (["import", "text.pkl", "-o", "x.pth"], 2, ".safetensors"),
+        (["export", "missing", "--to", "onnx", "-o", "x.onnx"], 2, "no encoder at missing"),
+        (["export", "missing", "--to", "onx", "-o", "x.onnx"], 2, "onnx"),
+        (["doctor", "nowhere"], 2, "no folder nowhere"),
+        (["doctor", "broken", "--no-speed", "--data.workers", "0"], 65, "None of the 2 images"),
+        (["doctor", "broken", "--leave-uot", "tiny"], 2, "--leave-out"),
+        (["views", "broken"], 65, "can be read"),
+        (["search", "x.jpg", "missing"], 2, "no encoder at missing"),
+        (["dedupe", "missing.npz"], 2, "missing.npz"),
+        (["outliers", "missing.npz", "-o", "x.png"], 2, ".csv"),
+        (["pick", "0", "missing.npz"], 2, "missing.npz"),
+        (["explain", "optim.ta"], 2, "optim.tau"),
+        (["paper", "--check", "broken"], 2, "no run.json"),
+    ],
+    ids=lambda value: "-".join(value)[:30] if isinstance(value, list) else None,
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Breaks if a mistake in one of these verbs is a traceback, has another exit code, or writes a file."""
+    (tmp_path / "broken").mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / "broken" / name).write_text("no image")
+    (tmp_path / "text.pkl").write_text("hello")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["byol", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    line = next(line for line in said.splitlines() if line.startswith("byol: "))
+    assert text in line
+    assert "should not happen" not in line
+    assert {path.name for path in tmp_path.iterdir()} <= {"broken", "text.pkl", "doctor"}

@@ -205,6 +205,10 @@ def test_from_images_to_files(encoder: Path, tmp_path: Path, monkeypatch: pytest
         assert [row["name"] for row in csv.DictReader(file)] == [row[1] for row in answer.rows]
     search.write(answer, tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text())[0] == dict(zip(answer.columns, answer.rows[0], strict=True))
+    search.write(answer, tmp_path / "out.json", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as shown, Image.open(images / "class0" / "004.jpg") as first:
+        tile = np.array(shown.crop((2, 2, 98, 98)), dtype=int)
+        assert np.abs(tile - np.array(first.resize((96, 96), Image.Resampling.NEAREST), dtype=int)).max() <= 1
     (tmp_path / "text.jpg").write_text("hello")
     with pytest.raises(BadData):
         search.search(tmp_path / "text.jpg", str(encoder), str(images))

@@ -6,8 +6,10 @@ import io
 import os
 import pickle
 import subprocess
+import sys
+import types
 import zipfile
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,90 @@ def test_trainers_of_pytorch(plain: nn.Module, kind: str, tmp_path: Path) -> Non
     torch.testing.assert_close(ours, features(body, images), rtol=1e-5, atol=1e-6)
 
 
+def test_a_lightly_generator(plain: nn.Module, tmp_path: Path) -> None:
+    """Breaks if lightly's own ResNets, without modules for activation and pooling, are put in torchvision's places."""
+    places = {"conv1": "0", "bn1": "1", "layer1": "2", "layer2": "3", "layer3": "4", "layer4": "5"}
+    state = {n: v for n, v in plain.state_dict().items() if not n.startswith("fc.")}
+    theirs = {f"backbone.{places[n.split('.')[0]]}.{n.split('.', 1)[1]}": v for n, v in state.items()}
+    torch.save({n.replace("downsample", "shortcut"): v for n, v in theirs.items()}, tmp_path / "theirs.pth")
+    found = imports.import_encoder(tmp_path / "theirs.pth", tmp_path / "ours.safetensors")
+    assert found.origin == "lightly"
+    assert all(torch.equal(value, state[key]) for key, value in load_file(tmp_path / "ours.safetensors").items())
+
+
+def haiku(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """A bottleneck ResNet as Haiku keeps it, by the rules of its module names, written the other way round."""
+    params: dict[str, dict[str, np.ndarray]] = {}
+    averages: dict[str, dict[str, Any]] = {}
+    for name, value in state.items():
+        *path, kind = name.split(".")
+        array = value.numpy()
+        if path[0] in ("conv1", "bn1"):
+            module = "res_net50/~/" + ("initial_conv_1" if path[0] == "conv1" else "initial_batchnorm")
+        else:
+            group, block, what = int(path[0][5:]) - 1, path[1], path[2]
+            last = ("shortcut_conv", "shortcut_batchnorm")[int(path[3])] if what == "downsample" else ""
+            last = last or {"conv": "conv_", "bn": "batchnorm_"}[what[:-1]] + str(int(what[-1]) - 1)
+            module = f"res_net50/~/block_group_{group}/~/block_{block}/~/{last}"
+        if kind.startswith("running"):
+            average = array.reshape(1, 1, 1, -1)
+            ema = {"counter": np.int32(5), "hidden": average * 0.5, "average": average}
+            averages[f"{module}/~/{'mean' if kind == 'running_mean' else 'var'}_ema"] = ema
+        elif array.ndim == 4:
+            params[module] = {"w": array.transpose(2, 3, 1, 0)}
+        elif array.ndim == 1:
+            own = "scale" if kind == "weight" else "offset"
+            params.setdefault(module, {})[own] = array.reshape(1, 1, 1, -1)
+    params["projector/linear"] = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(4, np.float32)}
+    return {"online_params": params, "online_state": averages, "target_params": {}, "opt_state": None}
+
+
+def test_old_haiku_mappings_and_another_state_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if the mapping classes of 2020, a second `initial_conv` or another name of the state are not read."""
+    config = apply(Config(), {"network.encoder": "resnet50", "network.width": 0.0625})
+    torch.manual_seed(0)
+    model = trained(networks.encoder(config.network))
+    content = haiku(dict(model.state_dict()))
+    module = types.ModuleType("haiku._src.data_structures")
+
+    class FlatMapping:
+        def __init__(self, values: dict[str, Any]) -> None:
+            self.values = values
+
+        def __reduce__(self) -> Any:
+            return FlatMapping, (self.values,)
+
+    FlatMapping.__module__, FlatMapping.__qualname__ = module.__name__, "FlatMapping"
+    module.FlatMapping = FlatMapping  # type: ignore[attr-defined]
+    for name in ("haiku", "haiku._src", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    tree = {"experiment_state": {k: FlatMapping(v) if v else v for k, v in content.items()}, "step": 1, "rng": None}
+    (tmp_path / "old.pkl").write_bytes(pickle.dumps(tree, 2))
+    found = imports.import_encoder(tmp_path / "old.pkl", tmp_path / "ours.safetensors")
+    assert (found.origin, found.left_out) == ("DeepMind BYOL", ["projector/linear/w", "projector/linear/b"])
+    ours = load_encoder(tmp_path / "ours.safetensors").state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(ours[name], torch.tensor(5) if name.endswith("tracked") else value), name
+
+
+def test_objects_of_trainers_are_passed_over(plain: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if a checkpoint is refused for the history that mmengine keeps beside the weights."""
+    module = types.ModuleType("mmengine.logging.history_buffer")
+
+    class HistoryBuffer:
+        def __init__(self) -> None:
+            self.history = np.arange(3.0)
+
+    HistoryBuffer.__module__, HistoryBuffer.__qualname__ = module.__name__, "HistoryBuffer"
+    module.HistoryBuffer = HistoryBuffer  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        for name in ("mmengine", "mmengine.logging", module.__name__):
+            patch.setitem(sys.modules, name, module)
+        theirs = wrapped(plain.state_dict(), "mmselfsup")
+        torch.save({**theirs, "message_hub": {"log": HistoryBuffer()}}, tmp_path / "theirs.pth")
+    assert imports.import_encoder(tmp_path / "theirs.pth", tmp_path / "ours.safetensors").origin == "mmselfsup"
+
+
 def test_safetensors_and_old_pytorch_files(plain: nn.Module, tmp_path: Path) -> None:
     """Breaks if the layout before PyTorch 1.6, or a timm file, is read wrongly."""
     state = {name: value.clone() for name, value in plain.state_dict().items() if not name.startswith("fc.")}
@@ -267,9 +353,6 @@ def test_damaged_files_only_raise_our_errors(plain: nn.Module, tmp_path: Path) -
             continue
         if isinstance(found, dict) and isinstance(found.get("a"), torch.Tensor):
             assert torch.equal(found["a"], torch.arange(6.0)) or found["a"].shape != (6,)
-
-
-Pair = namedtuple("Pair", ["one", "two"])
 
 
 def test_the_reader_agrees_with_the_libraries(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def search(
     *,
     count: Annotated[int, Parameter(alias="-k")] = 10,
     out: Annotated[Path, Parameter(alias="-o")] = Path("search.csv"),
+    sheet: Path | None = None,
     approximate: bool = False,
 ) -> None:
     """Find the images most similar to one.
@@ -117,13 +118,15 @@ def search(
         How many to find.
     out
         A .csv or .json file of ranks, names and cosines.
+    sheet
+        Also draw what was found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
     from byol import search as answers
 
-    answers.check_out(out)
-    answers.write(answers.search(image, run, data, count, approximate), out)
+    answers.check_out(out, sheet)
+    answers.write(answers.search(image, run, data, count, approximate), out, sheet)
 
 
 @app.command(group=USE)
@@ -133,6 +136,7 @@ def dedupe(
     *,
     threshold: float = 0.98,
     out: Annotated[Path, Parameter(alias="-o")] = Path("duplicates.csv"),
+    sheet: Path | None = None,
     approximate: bool = False,
 ) -> None:
     """Find images that an encoder takes for the same.
@@ -149,13 +153,15 @@ def dedupe(
         The lowest cosine of two images that count as the same.
     out
         A .csv or .json file of groups, or a .txt list that `byol pretrain --data.exclude` takes.
+    sheet
+        Also draw what was found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
     from byol import search as answers
 
-    answers.check_out(out, (".txt",))
-    answers.write(answers.dedupe(run, data, threshold, approximate), out)
+    answers.check_out(out, sheet, (".txt",))
+    answers.write(answers.dedupe(run, data, threshold, approximate), out, sheet)
 
 
 @app.command(group=USE)
@@ -166,6 +172,7 @@ def outliers(
     count: int = 0,
     neighbours: Annotated[int, Parameter(alias="-k")] = 10,
     out: Annotated[Path, Parameter(alias="-o")] = Path("outliers.csv"),
+    sheet: Path | None = None,
     approximate: bool = False,
 ) -> None:
     """Rank images by how unlike all others they are.
@@ -182,13 +189,15 @@ def outliers(
         How many nearest others the distance is averaged over.
     out
         A .csv or .json file of ranks, names, distances and nearest images.
+    sheet
+        Also draw what was found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
     from byol import search as answers
 
-    answers.check_out(out)
-    answers.write(answers.outliers(run, data, neighbours, count, approximate), out)
+    answers.check_out(out, sheet)
+    answers.write(answers.outliers(run, data, neighbours, count, approximate), out, sheet)
 
 
 @app.command(group=USE)
@@ -200,6 +209,7 @@ def pick(
     by: Literal["coverage", "typical"] = "coverage",
     exclude: Path | None = None,
     out: Annotated[Path, Parameter(alias="-o")] = Path("picked.csv"),
+    sheet: Path | None = None,
 ) -> None:
     """Pick the images to label first, so that few cover all.
 
@@ -220,11 +230,13 @@ def pick(
         A list of images not to pick, such as those labelled already: a name a line.
     out
         A .csv or .json file of ranks and names.
+    sheet
+        Also draw what was found into this .png file.
     """
     from byol import search as answers
 
-    answers.check_out(out)
-    answers.write(answers.pick(count, run, data, by, listed(exclude) if exclude else ()), out)
+    answers.check_out(out, sheet)
+    answers.write(answers.pick(count, run, data, by, listed(exclude) if exclude else ()), out, sheet)
 
 
 def listed(file: Path) -> tuple[str, ...]:

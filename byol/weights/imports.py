@@ -143,22 +143,32 @@ def pytorch(state: Mapping[str, Tensor], file: Path) -> Found:
             f"{file} looks like {kind.name}, but {count} of its tensors have no place in it: {', '.join(unknown)}."
         )
     tensors, left_out = {}, []
+    first = _first_group(state, kind.prefix) if kind.sequential else 0
     for name, value in state.items():
         if name.startswith(kind.left_out) or not name.startswith(kind.prefix):
             left_out.append(name)
         else:
             own = name.removeprefix(kind.prefix)
-            tensors[_from_sequence(own) if kind.sequential else own] = value
+            own = own.replace(".shortcut.", ".downsample.")  # lightly's own ResNets
+            tensors[_from_sequence(own, first) if kind.sequential else own] = value
     notes = []
     if kind.name == "solo-learn" and tensors["conv1.weight"].shape[-1] == 3:
         notes.append("solo-learn pads its 3x3 stem by 2, here it is 1: features differ a little at the borders.")
     return Found(kind.name, tensors, left_out, {}, notes)
 
 
-def _from_sequence(name: str) -> str:
-    """`4.0.conv1.weight` → `layer1.0.conv1.weight`: torchvision's modules in their order."""
+def _first_group(state: Mapping[str, Tensor], prefix: str) -> int:
+    """The place of layer1 in a sequence: 4 in torchvision's order, 2 where activation and pooling are no modules."""
+    places = [int(m[1]) for name in state if (m := re.fullmatch(re.escape(prefix) + r"(\d+)\.0\.conv1\.weight", name))]
+    return min(places, default=4)
+
+
+def _from_sequence(name: str, first: int) -> str:
+    """`4.0.conv1.weight` → `layer1.0.conv1.weight`: a ResNet's modules in their order."""
     place, _, rest = name.partition(".")
-    return f"{SEQUENCE.get(place, place)}.{rest}"
+    if place in ("0", "1"):
+        return f"{'conv1' if place == '0' else 'bn1'}.{rest}"
+    return f"layer{int(place) - first + 1}.{rest}" if place.isdecimal() else name
 
 
 def deepmind(params: Mapping[str, Any], state: Mapping[str, Any]) -> Found:
@@ -250,7 +260,6 @@ def matched(found: Found, encoder: nn.Module, file: Path) -> dict[str, Tensor]:
 
 
 OURS = re.compile(r"(conv1|bn1|layer[1-4]\.\d+)\.")
-SEQUENCE = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 HEADS = ("projector.", "predictor.", "classifier.", "momentum_projector.", "momentum_classifier.")
 LIGHTLY = ("projection_head", "prediction_head", "student_", "teacher_", "backbone_momentum.", "online_classifier.")
 FORMATS = (
