@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -240,7 +241,7 @@ def summary(found: dict[str, Any], request: Request) -> list[str]:
         counts = found["classes"].values()
         line("folders", f"{len(counts)} classes of {min(counts):,} to {max(counts):,} images")
     if bad:
-        kinds = _counted(reason.split(":")[0] for reason in bad.values())
+        kinds = _counted("too large" if "mega" in reason else reason.split(":")[0] for reason in bad.values())
         line("unreadable", f"{len(bad)}: " + ", ".join(f"{count} {kind}" for kind, count in list(kinds.items())[:4]))
     if found["tiny"]:
         line("tiny", f"{len(found['tiny'])} under {TINY} px")
@@ -258,8 +259,8 @@ def summary(found: dict[str, Any], request: Request) -> list[str]:
         line("warning", text)
     lines.append(f"Details: {request.out / 'doctor.json'}")
     if found["left_out"]:
-        listed = request.out / "bad-files.txt"
-        lines.append(f"{len(found['left_out'])} to leave out: byol pretrain {request.data} --data.exclude {listed}")
+        command = shlex.join(["byol", "pretrain", request.data, "--data.exclude", str(request.out / "bad-files.txt")])
+        lines.append(f"{len(found['left_out'])} to leave out: {command}")
     return lines
 
 
