@@ -38,6 +38,7 @@ class Data:
         0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1
     )
     max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
+    exclude: str = option("", "a list of images to leave out, as `byol doctor` writes it")
     root: str = option("datasets", "where torchvision data sets are looked for and downloaded to")
 
 

@@ -6,10 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
-from byol import data, pictures, views
-from byol.config import Config
+from byol import data, pictures
 from byol.data.source import Source
 from byol.data.task import Task, as_source
 from byol.evals import features, knn, supervised, training, transfer
@@ -19,6 +16,7 @@ from byol.evals.sweep import Session
 from byol.pretraining import Run, pretrain
 from byol.records import write_json
 from byol.rundir import commit
+from byol.viewing import view_rows
 
 SIZE = 4000
 # Every object has its own colours, so strong colour changes leave shape and pattern to tell two scenes apart.
@@ -83,14 +81,3 @@ def _pictures(run: Run, encoders: dict[str, Encoder], test: Source, levels: dict
     both = [pictures.neighbours(features.extract(encoders[name], test)[0], queries, 5) for name in ("random", "BYOL")]
     rows = [[test.read(q), *(test.read(int(i)) for found in both for i in found[row])] for row, q in enumerate(queries)]
     pictures.sheet(run.out / "neighbours.png", rows, ["image", "random", "", "", "", "", "BYOL"])
-
-
-def view_rows(images: list[Tensor], config: Config, pairs: int = 4) -> list[list[Tensor]]:
-    """For each image: itself, then several draws of T and T′, before normalization."""
-    rows: list[list[Tensor]] = [[image] for image in images]
-    for step in range(pairs):
-        for draw in views.draw(config.run.seed, step, len(images), config.views):
-            for place, image in enumerate(images):
-                crop = views.crop_one(image, draw, place, config.views, config.data.resolution)
-                rows[place].append(views.augment(crop[None], views.slice_draw(draw, place, place + 1), config.views)[0])
-    return rows

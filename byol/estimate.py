@@ -55,10 +55,13 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
     weights = sum(t.numel() * t.element_size() for t in method.state_dict().values())
     trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
     pixels = 0 if setup.images.pixels is None else setup.images.pixels.numel()
+    fixed, each = weights + 2 * trained + pixels, sum(saved) / count
     return {
         "seconds": round(seconds / count * plan.batch * plan.steps, 1),
         "images_per_second": round(count / seconds, 1),
-        "memory_gb": round((weights + 2 * trained + sum(saved) / count * plan.micro_batch + pixels) / 1e9, 2),
+        "memory_gb": round((fixed + each * plan.micro_batch) / 1e9, 2),
+        "fixed_bytes": fixed,
+        "bytes_an_image": round(each),
         "checkpoint_bytes": weights + trained,
     }
 

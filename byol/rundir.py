@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -146,11 +146,16 @@ def _choose(request: Request, source: Source, stored: Mapping[str, Any] | None) 
 
 
 def _facts(source: Source, request: Request) -> presets.Facts:
-    sizes = loader.sample_sizes(source)
-    place = machine.choose(presets.compose(request.preset, request.overrides, {})[0])
+    sides = [min(size) for size in loader.sample_sizes(source)]
+    return facts(len(source), sides, presets.compose(request.preset, request.overrides, {})[0])
+
+
+def facts(images: int, sides: Sequence[int], config: Config) -> presets.Facts:
+    """What `auto` goes by, from the number of images and the short sides of some of them."""
+    place = machine.choose(config)
     return presets.Facts(
-        images=len(source),
-        side=int(np.median([min(size) for size in sizes])) if sizes else 32,
+        images=images,
+        side=int(np.median(sides)) if len(sides) else 32,
         cores=place.threads,
         memory=machine.memory(place),
         accelerator=place.device.type != "cpu",

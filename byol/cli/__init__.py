@@ -7,11 +7,9 @@ import sys
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import scoring, training  # noqa: F401 (they add their verbs to the app)
+from byol.cli import help, images, scoring, training, weights  # noqa: F401 (they add their verbs to the app)
 from byol.cli.app import app
-from byol.config import Config, declared
 from byol.errors import ByolError, Interrupted, nearest
-from byol.evals.spec import Specs
 
 
 def _explain(error: CycloptsError) -> str:
@@ -19,10 +17,9 @@ def _explain(error: CycloptsError) -> str:
     if not isinstance(error, UnknownOptionError):
         return " ".join(str(error).split())
     given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
-    verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
-    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows"}
-    fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
-    return f"There is no flag {given}. {nearest(given, verbs | fields)}"
+    verb = app[error.command_chain[-1]] if error.command_chain else app
+    flags = {name for argument in verb.assemble_argument_collection() for name in argument.names if name[:2] == "--"}
+    return f"There is no flag {given}. {nearest(given, sorted(flags))}"
 
 
 def _unexpected(error: Exception) -> str:

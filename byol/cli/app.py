@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
 import byol
 from byol.config import Config, optional
@@ -15,18 +15,23 @@ app = App(
     name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
 )
 
+TRAIN, USE, LOOK, HELP = (Group(name, sort_key=k) for k, name in enumerate(("Train", "Use", "Look", "Help")))
+for flag in ("--help", "--version"):
+    app[flag].group = HELP
 
-def flags_of(kind: type) -> Any:
+
+def flags_of(kind: type, section: str = "") -> Any:
     """The config's dataclasses once more with every field left out by default, to see which flags were given."""
     members = []
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
-            nested = flags_of(hint)  # type: ignore[arg-type]
+            nested = flags_of(hint, f"{section}.{name}".strip("."))  # type: ignore[arg-type]
             members.append((name, optional(nested), field(default=None)))
         else:
             help = next(f for f in fields(kind) if f.name == name).metadata["help"]
             several = Ellipsis in get_args(hint)  # --linear.lrs 0.1 0.2
-            flag = Parameter(help=help, consume_multiple=True, negative=()) if several else Parameter(help=help)
+            group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
+            flag = Parameter(help=help, group=group, consume_multiple=several, negative=() if several else None)
             members.append((name, Annotated[optional(hint), flag], field(default=None)))
     made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
     made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one

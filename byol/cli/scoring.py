@@ -7,17 +7,19 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from byol.cli.app import SpecFlags, app, given_values
+from byol.cli.app import TRAIN, USE, SpecFlags, app, given_values
 from byol.config import Config, apply
 from byol.errors import UsageError
 from byol.evals.spec import Specs, chosen_protocols
 
 
-@app.command
+@app.command(group=USE)
 def embed(
     run: Path, data: str, *, out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"), split: str = "train"
 ) -> None:
-    """Write the representations of images as a .npz file with features, names and labels.
+    """Write the representations of images to a .npz file.
+
+    It holds features, names and, when there are any, labels and classes.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ def embed(
     write_features(run, data, out, split)
 
 
-@app.command
+@app.command(group=TRAIN)
 def evaluate(
     run: str,
     *,
@@ -51,7 +53,9 @@ def evaluate(
     precision: str = "auto",
     given: Annotated[SpecFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Score an encoder by the paper's protocols: choices on validation images, one look at the test images.
+    """Score an encoder by the paper's protocols.
+
+    Choices are made on validation images; the test images are looked at once.
 
     Parameters
     ----------

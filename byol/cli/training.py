@@ -1,4 +1,4 @@
-"""The verbs that train: pretrain, table, demo; and config, which shows what would be trained."""
+"""The verbs that train: pretrain, table, demo."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from byol.cli.app import ConfigFlags, app, given_values
-from byol.config import flatten
+from byol.cli.app import TRAIN, ConfigFlags, app, given_values
 from byol.errors import UsageError
 
 
-@app.command
+@app.command(group=TRAIN)
 def pretrain(
     data: str = "scenes",
     *,
@@ -22,7 +21,9 @@ def pretrain(
     overwrite: bool = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Pretrain an encoder on images; the same command again continues a run that was stopped.
+    """Pretrain an encoder on images, or go on where it stopped.
+
+    The same command again continues a run that was stopped.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any
     raise UsageError(f"There is no folder {data}. Give a folder of images, torchvision:NAME, imagenet or scenes.")
 
 
-@app.command
+@app.command(group=TRAIN)
 def table(
     name: str = "",
     *,
@@ -75,7 +76,9 @@ def table(
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Run a table of the paper beside its published figures; the same command again computes only what is missing.
+    """Run a table of the paper beside its published figures.
+
+    The same command again computes only what is missing.
 
     Config fields that are given hold for every row that does not set them itself.
 
@@ -110,9 +113,11 @@ def table(
     run(plan, jobs)
 
 
-@app.command
+@app.command(group=TRAIN)
 def demo(*, out: Path = Path("runs/demo")) -> None:
-    """Pretrain on rendered scenes in a few minutes and compare with random and supervised encoders.
+    """Pretrain on rendered scenes and compare, in a few minutes.
+
+    A linear classifier on a random, the pretrained and a supervised encoder of the same shape.
 
     Parameters
     ----------
@@ -122,26 +127,3 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     from byol.demo import demo as run
 
     run(out)
-
-
-@app.command
-def config(*, preset: str = "paper-1000") -> None:
-    """Print every config field of a preset as YAML, ready for --config.
-
-    Parameters
-    ----------
-    preset
-        Any preset but auto, which needs images to look at.
-    """
-    import yaml
-
-    from byol.presets import compose
-
-    nested: dict[str, Any] = {}
-    for name, value in flatten(compose(preset, {}, {})[0]).items():
-        *path, last = name.split(".")
-        place = nested
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = list(value) if isinstance(value, tuple) else value
-    print(yaml.safe_dump(nested, sort_keys=False), end="")

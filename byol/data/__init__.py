@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,12 +18,49 @@ from byol.data.scenes import scenes
 from byol.data.source import Source
 from byol.data.task import Part, Sealed, Task, as_source, held_out_fraction, joined, whole
 from byol.errors import BadData, UsageError, nearest
+from byol.progress import say
 
+T = TypeVar("T")
 SCENES = 5000
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
 
 def open_source(spec: str, config: Data, split: str = "train") -> Source:
+    """The images that a name stands for, without those that data.exclude lists."""
+    source = _open(spec, config, split)
+    return without(source, Path(config.exclude)) if config.exclude else source
+
+
+def without(source: Source, listed: Path) -> Source:
+    """The source without the images of a list: a name a line, up to a tab; as skipped.txt and the doctor's list."""
+    try:
+        lines = listed.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"Cannot read the list data.exclude, {listed}: {reason}.") from None
+    names = {line.partition("\t")[0] for line in lines if line.strip()}
+    kept = np.array([i for i in range(len(source)) if source.describe(i) not in names], dtype=np.int64)
+    gone = len(source) - len(kept)
+    if gone < len(names):
+        say(f"{len(names) - gone} of the {len(names)} names in {listed} are not among the images of {source.name}.")
+    if not len(kept):
+        raise BadData(f"{listed} lists all {len(source)} images of {source.name}.")
+    return replace(
+        source,
+        count=len(kept),
+        read=partial(_at, source.read, kept),
+        describe=partial(_at, source.describe, kept),
+        labels=None if source.labels is None else source.labels[kept],
+        stamp=partial(_at, source.stamp, kept) if source.stamp else None,
+        path=partial(_at, source.path, kept) if source.path else None,
+    )
+
+
+def _at(function: Callable[[int], T], kept: np.ndarray, place: int) -> T:
+    return function(int(kept[place]))
+
+
+def _open(spec: str, config: Data, split: str) -> Source:
     """`scenes[:COUNT]`, `torchvision:NAME[:SPLIT]`, a folder (or one part of it) or a benchmark.
 
     Of a benchmark of the paper, pretraining sees all training images, those held out for validation among them.

@@ -11,7 +11,7 @@ import stat
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -102,6 +102,39 @@ def image_size(source: bytes | str | os.PathLike[str]) -> tuple[int, int]:
         with open_regular(os.fsencode(source)) as file:
             return _header_size(file)
     return _header_size(source)
+
+
+class Facts(NamedTuple):
+    """What a file's header says of its image."""
+
+    format: str
+    mode: str
+    height: int  # upright
+    width: int
+    rotated: bool  # an EXIF tag turns it
+    animated: bool  # or of several pages
+    deep: bool  # more than 8 bits a channel
+
+
+def facts(file: BinaryIO, max_megapixels: float = 64.0) -> Facts:
+    """From the header of an opened file, which is left at any place."""
+    from PIL import Image
+
+    try:
+        with _open(file, max_megapixels) as image:
+            turned = _orientation(image, Image.Image.getexif)
+            width, height = image.size
+            if image.format != "TIFF" and TURNS.get(turned, STRAIGHT)[0]:
+                width, height = height, width
+            raw = " ".join(str(tile[3]) for tile in image.tile)
+            deep = image.mode[0] in "IF" or ";16" in raw
+            animated = bool(getattr(image, "is_animated", False))
+            return Facts(str(image.format), image.mode, height, width, turned in TURNS, animated, deep)
+    except BadImage:
+        raise
+    except Exception as error:
+        reason = _reason(error, file, max_megapixels)
+    raise BadImage(reason)
 
 
 def from_pil(image: Image.Image) -> torch.Tensor:

@@ -78,6 +78,7 @@ def of_paths(
         labels=labels,
         classes=classes,
         stamp=partial(_stamp, paths),
+        path=partial(_path, paths),
     )
 
 
@@ -168,6 +169,10 @@ def _read(paths: Paths, max_megapixels: float, index: int) -> torch.Tensor:
         if size > max(SMALLEST_CAP, max_megapixels * 8e6):
             raise BadImage(f"file of {size / 1e6:.0f} MB, too large for an image of {max_megapixels:g} megapixels")
         return decode(file, max_megapixels)
+
+
+def _path(paths: Paths, index: int) -> bytes:
+    return os.path.join(paths.root, paths[index])
 
 
 def _describe(paths: Paths, index: int) -> str:

@@ -110,7 +110,14 @@ def _fits(source: Source, config: Config) -> bool:
         return config.data.in_memory == "always"
     sizes = sample_sizes(source)
     mean = sum(h * w * 3 for h, w in sizes) / max(len(sizes), 1)
-    return mean * len(source) <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return fits(mean * len(source), config)
+
+
+def fits(decoded: float, config: Config) -> bool:
+    """Whether so many bytes of decoded images are held in memory."""
+    if config.data.in_memory != "auto":
+        return config.data.in_memory == "always"
+    return decoded <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:

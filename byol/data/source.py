@@ -24,6 +24,7 @@ class Source:
     labels: np.ndarray | None = None  # int64 (count,); of several an image int8 (count, classes)
     classes: tuple[str, ...] = ()
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
+    path: Callable[[int], bytes] | None = None  # where the file of an image is, when each has its own
 
     def __len__(self) -> int:
         return self.count

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from byol import neighbours
 from byol.data.task import Task
 from byol.errors import UsageError
 from byol.evals import features
@@ -14,7 +15,7 @@ from byol.evals.metrics import score
 from byol.evals.spec import Knn
 from byol.evals.sweep import Result, Session
 
-QUERIES, ROWS = 4096, 16_384  # compared at a time: neither the bank nor its similarities need fit in memory
+QUERIES = 4096  # compared at a time: their similarities need not fit in memory
 
 
 def votes(
@@ -23,24 +24,11 @@ def votes(
     """Scores (Q, classes) of each query (Q, D): the k most similar of bank (N, D) vote with exp(cos / temperature)."""
     found = []
     for chunk in queries.split(QUERIES):
-        similarity, nearest = _nearest(bank, F.normalize(chunk.float(), dim=1), k)
+        similarity, nearest = neighbours.nearest(bank, F.normalize(chunk.float(), dim=1), k)
         # 1 is the highest cosine: subtracting it changes no order and keeps small temperatures finite
         weights = ((similarity - 1) / temperature).exp()
         found.append(torch.zeros(len(chunk), classes).scatter_add_(1, labels[nearest], weights))
     return torch.cat(found)
-
-
-def _nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them when there are fewer."""
-    similarity = torch.empty(len(queries), 0)
-    rows = torch.empty(len(queries), 0, dtype=torch.int64)
-    for first in range(0, len(bank), ROWS):
-        part = F.normalize(bank[first : first + ROWS].float(), dim=1)
-        here, place = (queries @ part.T).topk(min(k, len(part)), dim=1)
-        similarity, rows = torch.cat([similarity, here], 1), torch.cat([rows, place + first], 1)
-        similarity, order = similarity.topk(min(k, similarity.shape[1]), dim=1)
-        rows = rows.gather(1, order)
-    return similarity, rows
 
 
 def evaluate(encoder: Encoder, task: Task, spec: Knn = Knn(), session: Session = Session()) -> Result:
