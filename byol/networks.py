@@ -17,6 +17,9 @@ from byol.config import Network
 from byol.errors import UsageError, nearest
 
 Padding = Literal["symmetric", "same"]
+# The gradient of a strided 1×1 convolution of fewer channels, in channels_last and from about 48 px on, writes beyond
+# its memory in torch 2.15 on CPUs with AVX-512, and ends the process.
+FEW_CHANNELS = 16
 
 
 def same_padding(images: Tensor, kernel: int, stride: int) -> Tensor:
@@ -42,7 +45,16 @@ class SameMaxPool2d(nn.MaxPool2d):
         return F.max_pool2d(same_padding(input, 3, 2), 3, 2)
 
 
+class SubsampledConv2d(nn.Conv2d):
+    """A 1×1 convolution with a stride, computed as one without of every so manyth place."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input[..., :: self.stride[0], :: self.stride[1]], self.weight)
+
+
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: Padding = "symmetric") -> nn.Conv2d:
+    if kernel == 1 and stride > 1 and inputs < FEW_CHANNELS:
+        return SubsampledConv2d(inputs, outputs, 1, stride, bias=False)
     if padding == "same" and stride > 1 and kernel > 1:
         return SameConv2d(inputs, outputs, kernel, stride, bias=False)
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)

@@ -409,3 +409,21 @@ def test_unknown_timm_model_offers_the_nearest() -> None:
         networks.encoder(Network(encoder="timm:resnet10tt"))
     with pytest.raises(UsageError, match="timm has no model ''"):
         networks.encoder(Network(encoder="timm:"))
+
+
+@pytest.mark.parametrize("size", [(48, 48), (7, 9)])
+def test_thin_shortcuts_are_plain_convolutions(size: tuple[int, int]) -> None:
+    """Breaks if the shortcut of a thin network is another function than torch's strided 1×1 convolution."""
+    made = networks.conv(3, 6, 1, 2).double()
+    assert type(made) is networks.SubsampledConv2d
+    assert type(networks.conv(16, 32, 1, 2)) is torch.nn.Conv2d
+    plain = torch.nn.Conv2d(3, 6, 1, 2, bias=False).double()
+    plain.load_state_dict(made.state_dict())
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    found, expected = made(x), plain(y)
+    torch.testing.assert_close(found, expected)
+    (found**2).sum().backward()
+    (expected**2).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(made.weight.grad, plain.weight.grad)
