@@ -6,7 +6,7 @@ const PANELS = [
   { key: "spread", title: "Spread of projections", about: "near 1 is healthy, 0 is collapse", levels: () => [[1, "healthy"], [0.1, "collapsed"]], low: 0 },
   { key: "rank_representation", second: "rank_projection", title: "Effective rank", about: "solid: representation, dashed: projection", low: 0, unit: "directions" },
   { key: "retrieval", title: "A view finds its twin", about: "among the watched images; higher is better", share: true, low: 0, levels: (run) => chance(last(run, "images"), 1) },
-  { key: "knn", title: "Nearest neighbours (kNN)", about: "accuracy on held-out images; labels are only watched", share: true, low: 0, levels: (run) => chance(run.data.classes, 1) },
+  { key: "knn", title: "Nearest neighbours (kNN)", about: "held-out accuracy; labels are only watched", share: true, low: 0, levels: (run) => chance(run.data.classes, 1) },
   { key: "probe_accuracy", title: "Linear probe", about: "accuracy on training views, trained on the side", share: true, low: 0, smooth: true, levels: (run) => chance(run.data.classes, 1) },
   { key: "grad_norm", title: "Gradient norm", about: "before the optimizer scales it", smooth: true, low: 0 },
 ];
@@ -80,11 +80,11 @@ class Chart {
     const across = ticks(0, end, width > 420 ? 6 : 4), unit = this.group.by === "epoch" ? "epochs" : "steps";
     parts.push(across.map((tick, i) => svg("text", { x: this.toX(tick), y: height - 6, "text-anchor": tick === 0 ? "start" : this.toX(tick) > right - 16 ? "end" : "middle" },
       i === 0 ? `0 ${unit}` : short(tick))));
-    for (const [level, text] of levels) {
-      parts.push(svg("line", { class: "level", x1: MARGIN.left, x2: right, y1: this.toY(level), y2: this.toY(level) }),
-        svg("text", { x: right, y: this.toY(level) - 4, "text-anchor": "end" }, this.panel.share ? `${text} ${percent(level)}` : text));
-    }
+    for (const [level] of levels) parts.push(svg("line", { class: "level", x1: MARGIN.left, x2: right, y1: this.toY(level), y2: this.toY(level) }));
     for (const line of this.lines) parts.push(this.paths(line));
+    for (const [level, text] of levels) {
+      parts.push(svg("text", { class: "name", x: right, y: this.toY(level) - 4, "text-anchor": "end" }, this.panel.share ? `${text} ${percent(level)}` : text));
+    }
     this.cross = svg("g", {});
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren(...parts.flat(), this.cross);

@@ -16,6 +16,7 @@ class Atlas {
     this.sheets = sheets;
     this.chosen = null; this.over = null; this.only = null; this.match = null;
     this.pictures = false; this.pointers = new Map();
+    this.moving = false;
     this.redraw = () => this.draw();
     this.world = el("canvas", { class: "world", tabindex: "0", role: "application",
       "aria-label": "Map of the images. Arrow keys walk from image to image, plus and minus zoom, 0 shows all, Escape lets go." });
@@ -36,6 +37,7 @@ class Atlas {
     this.sheet.waiting.add(this.redraw);
     this.size = this.gallery.names.length;
     this.by = this.gallery.labels && this.by !== "cluster" ? "label" : "cluster";
+    this.measure();
     this.reset();
     this.index();
     this.regroup();
@@ -67,7 +69,14 @@ class Atlas {
   cell(x, y) { return Math.floor((x + 2) / this.step) * 4096 + Math.floor((y + 2) / this.step); }
   px(i) { return this.run.map.places[2 * i]; }
   py(i) { return this.run.map.places[2 * i + 1]; }
-  reset() { this.scale = 1; this.cx = 0; this.cy = 0; this.draw(); }
+  reset() { this.scale = 1; this.cx = this.midX; this.cy = this.midY; this.draw(); }
+  measure() {
+    const xs = [], ys = [];
+    for (let i = 0; i < this.size; i++) { xs.push(this.px(i)); ys.push(this.py(i)); }
+    const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+    this.midX = (left + right) / 2; this.midY = (top + bottom) / 2;
+    this.halfX = (right - left) / 2 || 1; this.halfY = (bottom - top) / 2 || 1;
+  }
   resize() {
     const ratio = Math.min(devicePixelRatio || 1, 2);
     this.width = this.world.clientWidth; this.height = this.world.clientHeight;
@@ -75,10 +84,12 @@ class Atlas {
     this.ratio = ratio;
     this.draw();
   }
-  unit() { return (Math.min(this.width, this.height) / 2 - 22) * this.scale; }
+  // The map fills the window; it has no directions of its own, so the shorter way may be stretched a little.
+  unit() { return Math.min(this.room(this.height) / this.halfY, this.room(this.width) / this.halfX * 1.4) * this.scale; }
+  stretch() { return Math.max(1 / 1.4, Math.min(1.4, this.room(this.width) / this.halfX / Math.min(this.room(this.height) / this.halfY, this.room(this.width) / this.halfX * 1.4))); }
+  room(length) { return Math.max(length / 2 - 24, 20); }
   sx(i) { return this.width / 2 + (this.px(i) - this.cx) * this.unit() * this.stretch(); }
   sy(i) { return this.height / 2 + (this.py(i) - this.cy) * this.unit(); }
-  stretch() { return Math.min(1.35, Math.max(1, this.width / this.height * 0.9)); }  // a wide window is used
   wx(x) { return (x - this.width / 2) / (this.unit() * this.stretch()) + this.cx; }
   wy(y) { return (y - this.height / 2) / this.unit() + this.cy; }
   shown(i) { return (this.only === null || this.group(i) === this.only) && (this.match === null || this.match.has(i)); }
@@ -93,19 +104,29 @@ class Atlas {
     context.clearRect(0, 0, this.width, this.height);
     const crowd = Math.sqrt(this.width * this.height / this.size);
     const radius = Math.max(1.6, Math.min(5, crowd * 0.13)) * Math.min(2.2, this.scale ** 0.35);
-    const side = Math.max(9, Math.min(this.sheet.side * 1.5, crowd * 0.75 * this.scale));
+    const side = Math.max(9, Math.min(this.sheet.side * 1.5, crowd * 0.6 * this.scale));
+    const inside = (x, y) => x > -side && y > -side && x < this.width + side && y < this.height + side;
+    let pictures = this.pictures;
+    if (pictures && this.moving) {
+      let seen = 0;
+      for (let i = 0; i < this.size; i++) seen += inside(this.sx(i), this.sy(i));
+      pictures = seen < 400;
+    }
+    const square = this.moving && this.size > 1500, edge = radius * 1.77;  // of a disc's area
     for (const dim of [true, false]) for (const [group, members] of this.members) {
-      const colour = colourOf(group);
-      context.fillStyle = colour;
-      context.globalAlpha = dim ? 0.12 : 0.86;
+      context.fillStyle = colourOf(group);
+      context.globalAlpha = dim ? 0.12 : pictures ? 1 : 0.88;
       context.beginPath();
       for (const i of members) {
         if (this.shown(i) === dim) continue;
         const x = this.sx(i), y = this.sy(i);
-        if (x < -side || y < -side || x > this.width + side || y > this.height + side) continue;
-        if (this.pictures && !dim && this.sheet.put(context, i, x - side / 2, y - side / 2, side, side)) continue;
-        context.moveTo(x + radius, y);
-        context.arc(x, y, radius, 0, 7);
+        if (!inside(x, y)) continue;
+        if (pictures && !dim) {
+          context.fillRect(x - side / 2 - 1.5, y - side / 2 - 1.5, side + 3, side + 3);
+          if (this.sheet.put(context, i, x - side / 2, y - side / 2, side, side)) continue;
+        }
+        if (square) context.fillRect(x - edge / 2, y - edge / 2, edge, edge);
+        else { context.moveTo(x + radius, y); context.arc(x, y, radius, 0, 7); }
       }
       context.fill();
     }
@@ -142,13 +163,20 @@ class Atlas {
         }
     return best;
   }
+  // While it moves, what is slow to draw is drawn simply; it is made good a moment later.
+  stir() {
+    this.moving = true;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => { this.moving = false; this.draw(); }, 140);
+    this.draw();
+  }
   zoom(factor, x = this.width / 2, y = this.height / 2) {
     const wx = this.wx(x), wy = this.wy(y);
     this.scale = Math.max(0.7, Math.min(60, this.scale * factor));
     this.cx += wx - this.wx(x); this.cy += wy - this.wy(y);
-    this.draw();
+    this.stir();
   }
-  move(dx, dy) { this.cx -= dx / (this.unit() * this.stretch()); this.cy -= dy / this.unit(); this.draw(); }
+  move(dx, dy) { this.cx -= dx / (this.unit() * this.stretch()); this.cy -= dy / this.unit(); this.stir(); }
   listen() {
     const world = this.world, at = (event) => { const box = world.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
     world.addEventListener("pointerdown", (event) => {

@@ -39,7 +39,7 @@ function figures() {
   if (!some.length) return null;
   if (!several) {
     return el("dl", { class: "figures" }, some.map(([key, title, format, hint]) => el("div", { class: "card figure" }, el("dt", {}, title),
-      el("dd", {}, el("div", { class: "value" }, format(last(RUNS[0], key))), el("div", { class: "hint" }, `at first ${format(RUNS[0].series[key][1][0])} · ${hint(RUNS[0])}`)))));
+      el("dd", {}, el("div", { class: "value" }, format(last(RUNS[0], key))), el("div", { class: "hint" }, `${format(RUNS[0].series[key][1][0])} at first`, el("br"), hint(RUNS[0]))))));
   }
   return el("div", { class: "card scroll compare" }, table(["At the end", ...RUNS.map(titled)], some.map(([key, title, format]) => [title, ...RUNS.map((run) => format(last(run, key)))]), 1));
 }
@@ -145,12 +145,15 @@ function viewSheet() {
     able.length ? "Your images, and random views of each: T and T′ are the two kinds, three draws of each. The encoder must find the two views of a pair alike; hover one for what was done to it." : null, chooser(able)), body);
 }
 function showViews(run, place) {
-  const tiles = new Sheet(run.views.sheet), wide = (k) => (k > 4 ? " wide" : "");
-  const heads = run.views.rows[0].map((view, k) => el("div", { class: "top" + wide(k) }, view.kind));
-  place.replaceChildren(el("div", { class: "card scroll" }, el("div", { class: "views" }, heads, run.views.rows.map((row) => row.map((view, k) => {
+  const tiles = new Sheet(run.views.sheet);
+  const pairs = (row, draw) => [1, 3, 5].map((k) => el("div", { class: k > 3 ? "couple wide" : "couple" }, row.slice(k, k + 2).map(draw)));
+  const one = (view) => {
     const text = plain(view.kind === "image" ? view.text : `${view.kind}: ${view.text}`);
-    return explained(el("div", { class: wide(k).trim(), tabindex: "0" }, tiles.tile(view.tile, text)), text);
-  })))));
+    return explained(el("div", { tabindex: "0" }, tiles.tile(view.tile, text)), text);
+  };
+  const title = (view) => el("div", { class: "top" }, view.kind);
+  const first = run.views.rows[0];
+  place.replaceChildren(el("div", { class: "card scroll" }, el("div", { class: "views" }, title(first[0]), pairs(first, title), run.views.rows.map((row) => [one(row[0]), pairs(row, one)]))));
 }
 
 function results() {
@@ -192,28 +195,31 @@ function demoTable(run) {
 
 function configuration() {
   const fields = Object.keys(RUNS[0].config), groups = [...new Set(fields.map((field) => field.split(".")[0]))];
-  const own = (run) => Object.keys(run.config).filter((field) => field in DATA.paper && !same(run.config[field], DATA.paper[field]));
-  const row = (field) => Object.assign([plain(field), ...RUNS.map((run) => el("span", {}, shown(run.config[field] ?? "–"))), DATA.help[field] || ""], { kind: RUNS.some((run) => own(run).includes(field)) ? "own" : null });
-  const block = (title, rows, open) => {
-    const made = table([], rows, 99, "config");
-    made.querySelectorAll("tr").forEach((tr) => { [...tr.children].forEach((td, i) => { if (i && i <= RUNS.length) td.className = "value"; else if (i) td.className = "help soft"; }); });
-    return el("details", { open }, el("summary", {}, title), el("div", { class: "scroll" }, made));
-  };
-  const departs = [...new Set(RUNS.flatMap(own))];
+  const departs = fields.filter((field) => field in DATA.paper && RUNS.some((run) => !same(run.config[field], DATA.paper[field])));
+  const row = (field) => el("tr", { class: departs.includes(field) ? "own" : null }, el("td", {}, plain(field)),
+    RUNS.map((run) => el("td", { class: "value" }, shown(run.config[field] ?? "–"))), el("td", { class: "paper" }, shown(DATA.paper[field] ?? "–")), el("td", { class: "help soft" }, DATA.help[field] || ""));
+  const heads = el("thead", {}, el("tr", {}, ["Field", ...(several ? RUNS.map(titled) : ["This run"]), "Paper"].map((head) => el("th", { scope: "col" }, head)), el("th", { class: "help", scope: "col" }, "Meaning")));
+  const block = (title, some, open) => el("details", { open }, el("summary", {}, title), el("div", { class: "scroll" }, el("table", { class: "config" }, heads.cloneNode(true), el("tbody", {}, some.map(row)))));
   return el("section", { id: "config", "aria-labelledby": "config-title" }, heading("config", "Plan and config", null),
-    el("div", { class: "pair" }, RUNS.map((run, index) => el("div", { class: "card" }, el("h3", {}, several ? titled(run, index) : "Plan"),
-      run.plan_text.length ? el("pre", {}, run.plan_text.slice(1).map((line) => plain(line.replace(/^ {2}/, ""))).join("\n")) : absent("The run ended before its plan was made.")))),
-    el("div", { class: "card spaced" }, block(`Departs from the paper: ${departs.length} fields`, departs.map(row), true), groups.map((group) => block(`${group}: all fields`, fields.filter((field) => field.startsWith(`${group}.`)).map(row), false))));
+    el("div", { class: "pair" }, RUNS.map((run, index) => el("div", { class: "card" }, el("h3", {}, several ? titled(run, index) : "Plan"), planned(run)))),
+    el("div", { class: "card spaced" }, departs.length ? block(`Departs from the paper: ${departs.length} fields`, departs, true) : null,
+      groups.map((group) => block(`${group}: all fields`, fields.filter((field) => field.startsWith(`${group}.`)), false))));
+}
+function planned(run) {
+  const lines = run.plan_text.slice(1).map((line) => plain(line).trim().match(/^(\w+):? +(.*)$/)).filter(Boolean);
+  return lines.length ? table([], lines.map(([, key, text]) => [key, text]), 99, "sum") : absent("The run ended before its plan was made.");
 }
 
 function environment() {
+  const keys = [...new Set(RUNS.flatMap((run) => run.environment.map(([key]) => key)))];
+  const values = (run, key) => run.environment.filter(([each]) => each === key).map(([, value]) => el("div", {}, plain(value)));
+  const sums = (run) => el("div", { class: "card" }, el("h3", {}, several ? ["Checksums of ", name(run.name)] : "Checksums"),
+    table([], run.checksums.map((sum) => [plain(sum.name), el("span", {}, el("code", {}, plain(sum.value)), " ", el("span", { class: sum.state === "damaged" ? "bad" : "good" }, sum.state))]), 99, "sum"),
+    run.skipped.count ? el("details", {}, el("summary", {}, `${count(run.skipped.count)} images left out`), table([], run.skipped.first.map((line) => line.map(plain)), 99, "sum")) : null);
+  const where = el("div", { class: "card" }, several ? null : el("h3", {}, "Environment"), el("div", { class: "scroll" },
+    table(several ? ["", ...RUNS.map(titled)] : [], keys.map((key) => [plain(key), ...RUNS.map((run) => values(run, key))]), 99, "sum")));
   return el("section", { id: "environment", "aria-labelledby": "environment-title" }, heading("environment", "Environment and checksums", null),
-    el("div", { class: "pair" }, RUNS.map((run, index) => [
-      el("div", { class: "card" }, el("h3", {}, several ? titled(run, index) : "Environment"), table([], run.environment.map(([key, value]) => [plain(key), plain(value)]), 99, "sum")),
-      el("div", { class: "card" }, el("h3", {}, several ? ["Checksums of ", name(run.name)] : "Checksums"),
-        table([], run.checksums.map((sum) => [plain(sum.name), el("span", {}, el("code", {}, plain(sum.value)), " ", el("span", { class: sum.state === "damaged" ? "bad" : "good" }, sum.state))]), 99, "sum"),
-        run.skipped.count ? el("details", {}, el("summary", {}, `${count(run.skipped.count)} images left out`), table([], run.skipped.first.map((line) => line.map(plain)), 99, "sum")) : null),
-    ])));
+    several ? [where, el("div", { class: "pair spaced" }, RUNS.map(sums))] : el("div", { class: "pair" }, where, sums(RUNS[0])));
 }
 
 const main = document.getElementById("main");

@@ -40,7 +40,11 @@ function duration(seconds) {
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
 }
-const shown = (value) => (Array.isArray(value) ? value.map(shown).join(", ") : typeof value === "number" ? String(round(value, 6)) : plain(value));
+function shown(value) {
+  if (Array.isArray(value)) return value.map(shown).join(", ");
+  if (typeof value !== "number") return plain(value);
+  return value !== 0 && Math.abs(value) < 1e-3 ? String(round(value, 6).toExponential()) : String(round(value, 6));
+}
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const runColour = (index) => `var(--run${index % 6})`;
 function swatch(colour) {
@@ -68,16 +72,22 @@ class Sheet {
   constructor(record) {
     Object.assign(this, record);
     this.waiting = new Set();
-    this.images = record.pages.map((page) => {
+    this.images = record.pages.map(() => null);
+    record.pages.forEach((page, place) => {
       const image = new Image();
-      image.addEventListener("load", () => this.waiting.forEach((draw) => draw()));
+      image.addEventListener("load", () => {
+        // On a canvas it stays decoded.
+        const kept = el("canvas", { width: image.naturalWidth, height: image.naturalHeight });
+        kept.getContext("2d").drawImage(image, 0, 0);
+        this.images[place] = kept;
+        this.waiting.forEach((draw) => draw());
+      });
       image.src = "data:image/jpeg;base64," + page;
-      return image;
     });
   }
   put(context, index, x, y, width, height) {
     const image = this.images[Math.floor(index / this.each)];
-    if (!image || !image.complete || !image.naturalWidth) return false;
+    if (!image) return false;
     const place = index % this.each, side = this.side;
     context.drawImage(image, (place % this.columns) * side, Math.floor(place / this.columns) * side, side, side, x, y, width, height);
     return true;
