@@ -42,8 +42,8 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> dict[st
     pictures: dict[Path, dict[str, Any]] = {record.path: {} for record in records}
     galleries: list[dict[str, Any]] = []
     groups = _by_data(records, moved)
-    for spec, members in groups.items():
-        source = _open(spec, members)
+    for members in groups:
+        source = _open(moved or str(members[0].run["request"].get("data", "")), members)
         if source is None:
             continue
         for record in members:
@@ -65,12 +65,14 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> dict[st
     }
 
 
-def _by_data(records: Sequence[Record], moved: str) -> dict[str, list[Record]]:
+def _by_data(records: Sequence[Record], moved: str) -> list[list[Record]]:
     """Runs on the same images share tiles, and can be compared image by image."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(moved or str(record.run["request"].get("data", "")), []).append(record)
-    return groups
+        spec, config = moved or str(record.run["request"].get("data", "")), record.config.data
+        rendered = config.resolution if spec.startswith("scenes") else 0  # scenes are drawn in the run's size
+        groups.setdefault((spec, config.root, rendered), []).append(record)
+    return list(groups.values())
 
 
 def _open(spec: str, members: Sequence[Record]) -> Source | None:

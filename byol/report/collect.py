@@ -49,7 +49,7 @@ def read(path: Path) -> Record:
         metrics = [m for m in read_metrics(path / "metrics.jsonl") if isinstance(m["step"], int)]
         stored = run.get("verdict") if run["status"] == "finished" else None
         verdict = monitor.Verdict(**stored) if stored else monitor.verdict(metrics, config)
-    except (AttributeError, TypeError, KeyError, UsageError, UnicodeDecodeError):
+    except (AttributeError, TypeError, KeyError, ValueError, UsageError):
         raise DiskError(
             f"{path / 'run.json'} or metrics.jsonl is damaged: its values are not those of a run."
         ) from None

@@ -14,9 +14,10 @@ NEAREST = 15  # equal affinities to so many: maps as those of perplexity 30, for
 EXAGGERATION, EARLY, LATE = 12.0, 250, 500  # van der Maaten and Hinton's, in steps
 SPACING, FEWEST_NODES, MOST_NODES = 0.4, 32, 508  # of the grid; the kernels are 1 wide
 LENGTHS = (96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)  # that a Fourier transform is quick at
+FEW = 300
 REACH = 100.0  # a map of 5,000 images fills ±40; beyond this the grid would be too coarse for its kernels
 CHUNK = 1000
-CLUSTERS = 12
+CLUSTERS, STARTS = 12, 8
 
 
 class Neighbours(NamedTuple):
@@ -52,7 +53,7 @@ def layout(features: Tensor) -> Tensor:
         return start
     edges = pairs(neighbours(features, min(NEAREST, len(features) // 3)))
     place = start / start.std(0)[0].clamp_min(1e-12) * 1e-4
-    rate = max(len(place) / EXAGGERATION / 4, 50.0)
+    rate = max(len(place) / EXAGGERATION / 4, 10.0)
     speed, gains = torch.zeros_like(place), torch.ones_like(place)
     with bar("Drawing the map", EARLY + LATE, "steps") as shown:
         for step in range(EARLY + LATE):
@@ -94,6 +95,8 @@ def gradient(place: Tensor, edges: Edges, exaggeration: float = 1.0) -> Tensor:
 
 def repulsion(place: Tensor) -> Tensor:
     """Σ_j k²(y_i - y_j) / Σ k with k = 1 / (1 + distance²): charges on a grid, a convolution, and read back."""
+    if len(place) <= FEW:
+        return _summed(place)
     low = place.amin(0)
     span = float((place.amax(0) - low).max()) or 1.0
     nodes = int(min(max(span / SPACING, FEWEST_NODES), MOST_NODES))
@@ -111,6 +114,13 @@ def repulsion(place: Tensor) -> Tensor:
     total = near[0].sum() - len(place)  # without every point's own 1
     push: Tensor = (charges[1:] * near[1] - near[2:]).T / total.clamp_min(1e-12)
     return push
+
+
+def _summed(place: Tensor) -> Tensor:
+    """The same, pair by pair: quicker for a few points."""
+    apart = place[:, None] - place  # (N, N, 2)
+    kernel = (1 / (1 + apart.square().sum(2))).fill_diagonal_(0)
+    return (kernel.square()[..., None] * apart).sum(1) / kernel.sum()
 
 
 def _stencil(position: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -132,17 +142,28 @@ def _squares(length: int, spacing: float, like: Tensor) -> Tensor:
 
 
 def clusters(features: Tensor, count: int | None = None) -> Tensor:
-    """k-means on the sphere: a number for each row, the largest cluster first."""
+    """k-means on the sphere, the best of several starts: a number for each row, the largest cluster first."""
     unit = normalize(features.float(), dim=1)
     count = count or max(1, min(CLUSTERS, len(unit) // 20))
     generator = torch.Generator().manual_seed(0)
+    centres = max((_settled(unit, count, generator) for _ in range(STARTS)), key=lambda c: _closeness(unit, c))
+    member = (unit @ centres.T).argmax(1)
+    rank = torch.bincount(member, minlength=count).argsort(descending=True, stable=True).argsort()
+    return rank[member]
+
+
+def _settled(unit: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Centres (count, D), begun by k-means++: far rows are likelier."""
     centres = unit[torch.randint(len(unit), (1,), generator=generator)]
-    for _ in range(count - 1):  # k-means++: far ones are likelier
+    for _ in range(count - 1):
         far = (2 - 2 * (unit @ centres.T).amax(1)).clamp_min(1e-9)
         centres = torch.cat([centres, unit[torch.multinomial(far, 1, generator=generator)]])
     for _ in range(30):
         member = (unit @ centres.T).argmax(1)
         sums = torch.zeros_like(centres).index_add_(0, member, unit)
         centres = torch.where(sums.norm(dim=1, keepdim=True) > 0, normalize(sums, dim=1), centres)
-    rank = torch.bincount(member, minlength=count).argsort(descending=True, stable=True).argsort()
-    return rank[member]
+    return centres
+
+
+def _closeness(unit: Tensor, centres: Tensor) -> float:
+    return float((unit @ centres.T).amax(1).sum())
