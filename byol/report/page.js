@@ -83,11 +83,11 @@ const absent = (what) => el("p", { class: "empty" }, what);
 function atlas() {
   const able = RUNS.filter((run) => run.map);
   const lead = "Every point is one of your images; two that the encoder finds alike lie near each other (t-SNE of the representations).";
-  if (!able.length) return el("section", { id: "map", "aria-labelledby": "map-title" }, heading("map", "Map of your images", null), absent(missing("the map")));
+  if (!able.length) return el("section", { id: "map", "aria-labelledby": "map-title" }, heading("map", "Map of your images", null), absent(missing("map")));
   const map = new Atlas(RUNS, SHEETS);
   const find = el("input", { type: "search", placeholder: "Find by name or label", "aria-label": "Find images by name or label", oninput: () => map.find(find.value) });
   const colour = el("span", {});
-  const colours = () => colour.replaceChildren(map.gallery.labels ? segments("Colour by", [["label", "Labels"], ["cluster", "Clusters"]], map.by, (by) => { map.by = by; map.regroup(); map.describe(); }) : "");
+  const colours = () => { colour.hidden = !map.gallery.labels; colour.replaceChildren(map.gallery.labels ? segments("Colour by", [["label", "Labels"], ["cluster", "Clusters"]], map.by, (by) => { map.by = by; map.regroup(); map.describe(); }) : ""); };
   following(able, el("span", {}), (run) => { map.use(run); if (find.value) map.find(find.value); colours(); });
   const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   map.world.atlas = map;  // for whoever opens the console
@@ -98,7 +98,7 @@ function atlas() {
 }
 function missing(what) {
   const reason = RUNS.flatMap((run) => run.notes)[0];
-  return reason ? `Without ${what}: ${plain(reason)}` : `Without ${what}: it was not asked for.`;
+  return `No ${what}. ${reason ? plain(reason) : "None was asked for."}`;
 }
 
 function moments() {
@@ -140,7 +140,7 @@ function showMoments(run, place) {
 
 function viewSheet() {
   const able = RUNS.filter((run) => run.views);
-  const body = able.length ? following(able, el("div", {}), showViews) : absent(missing("the views"));
+  const body = able.length ? following(able, el("div", {}), showViews) : absent(missing("views"));
   return el("section", { id: "views", "aria-labelledby": "views-title" }, heading("views", "What the network sees",
     able.length ? "Your images, and random views of each: T and T′ are the two kinds, three draws of each. The encoder must find the two views of a pair alike; hover one for what was done to it." : null, chooser(able)), body);
 }
@@ -163,7 +163,7 @@ function results() {
     const [data, protocol, key] = JSON.parse(row);
     const all = columns.map(({ run, encoder }) => run.evaluations.find((e) => e.data === data && e.protocol === protocol && e.encoder === encoder && e.test[key]));
     const notes = [...new Set(all.filter(Boolean).flatMap((e) => e.notes))];
-    const cells = all.map((e, i) => e ? score(e.test[key], stale(e, columns[i])) : el("span", { class: "soft" }, "–"));
+    const cells = all.map((e, i) => e ? score(e.test[key], columns[i].encoder === "random" ? "var(--faint)" : runColour(columns[i].index), stale(e, columns[i])) : el("span", { class: "soft" }, "–"));
     return [name(data), el("span", {}, plain(protocol), el("div", { class: "soft" }, PROTOCOLS[protocol] || ""), notes.map((note) => el("div", { class: "soft" }, plain(note)))), plain(key), ...cells];
   });
   const heads = columns.map(({ run, index, encoder }) => (encoder === "random" ? el("span", {}, several ? [name(run.name), ", "] : null, "untrained") : several ? titled(run, index) : "this run"));
@@ -174,8 +174,9 @@ function results() {
     RUNS.map((run) => [tableRows(run), demoTable(run)]),
     any ? null : absent(["Nothing evaluated yet. With labelled images: ", el("code", {}, `byol evaluate ${plain(RUNS[0].path)} --on DATA`)]));
 }
-function score(value, old) {
+function score(value, colour, old) {
   const meter = el("i", {});
+  meter.style.background = colour;
   meter.style.width = `${Math.max(0, Math.min(100, 100 * value.mean))}%`;
   return el("span", {}, exactly(value.mean), value.seeds > 1 ? el("span", { class: "soft" }, ` ± ${(100 * value.half_range).toFixed(2)}`) : null, el("div", { class: "meter" }, meter), old ? el("div", { class: "soft" }, "earlier weights") : null);
 }
@@ -190,7 +191,7 @@ function demoTable(run) {
   const names = Object.keys(run.demo);
   if (!names.length) return null;
   const keys = Object.keys(run.demo[names[0]]);
-  return el("div", { class: "card scroll spaced" }, el("h3", {}, "The demo's comparison, test accuracy"), table(["Encoder", ...keys.map(plain)], names.map((each) => [plain(each), ...keys.map((key) => score({ mean: run.demo[each][key], seeds: 1 }))]), 1));
+  return el("div", { class: "card scroll spaced" }, el("h3", {}, "The demo's comparison, test accuracy"), table(["Encoder", ...keys.map(plain)], names.map((each) => [plain(each), ...keys.map((key) => score({ mean: run.demo[each][key], seeds: 1 }, each === "BYOL" ? runColour(0) : "var(--faint)"))]), 1));
 }
 
 function configuration() {

@@ -13,6 +13,7 @@ from byol import moments, views
 from byol.config import Config, Views
 from byol.data.source import BadImage, Source
 from byol.errors import DiskError
+from byol.progress import bar
 from byol.records import read_json
 from byol.report.gallery import choose, found_by_name
 from byol.report.tiles import sheets, side_for, tile
@@ -119,13 +120,15 @@ def _images(names: Sequence[str], source: Source) -> tuple[list[dict[str, Any]],
     where = found_by_name(source, names)
     images: list[dict[str, Any]] = []
     tiles: list[Tensor] = []
-    for name in names:
-        found = readable(source, [where[name]], 1) if name in where else []
-        entry = {"name": name, "tile": len(tiles) if found else -1}
-        if found and source.labels is not None and source.labels.ndim == 1:
-            entry["label"] = source.classes[int(source.labels[where[name]])]
-        for _, image in found:
-            side = tiles[0].shape[1] if tiles else side_for(min(image.shape[1:]), LARGEST_NEIGHBOUR)
-            tiles.append(tile(image, side))
-        images.append(entry)
+    with bar("Reading neighbours", len(names), "images") as shown:
+        for name in names:
+            found = readable(source, [where[name]], 1) if name in where else []
+            entry = {"name": name, "tile": len(tiles) if found else -1}
+            if found and source.labels is not None and source.labels.ndim == 1:
+                entry["label"] = source.classes[int(source.labels[where[name]])]
+            for _, image in found:
+                side = tiles[0].shape[1] if tiles else side_for(min(image.shape[1:]), LARGEST_NEIGHBOUR)
+                tiles.append(tile(image, side))
+            images.append(entry)
+            shown.advance()
     return images, sheets(tiles, BUDGET) if tiles else None
