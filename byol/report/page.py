@@ -14,7 +14,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("parts.js", "charts.js", "map.js", "page.js")
+SCRIPTS = ("parts.js", "charts.js", "pointer.js", "map.js", "shows.js", "facts.js", "page.js")
 
 
 def render(model: dict[str, Any]) -> bytes:
