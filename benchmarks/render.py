@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from byol.evals.metrics import shown
 from byol.records import read_json, write_atomically
 from byol.tables.render import markdown
 
@@ -60,6 +61,31 @@ def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def dense(records: list[tuple[str, dict[str, Any]]]) -> str:
+    """Segmentation, detection and depth beside each other."""
+    names = ("byol", "random", "supervised")
+    cell = max(record["seconds_a_cell"] for _, record in records) / 60
+    lines = [
+        f"Dense protocols (`benchmarks/dense.py`): test figures within {cell:g} minutes for each encoder and data set.",
+        "The highest is not the best of rms and rel, which are errors.",
+        "",
+        f"| data | protocol | figure | {' | '.join(names)} | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for stem, record in records:
+        encoders = record["encoders"]
+        for figure in encoders["byol"]["test"]:
+            tests = [encoders[name]["test"][figure] for name in names]
+            values = [shown(figure, test["mean"]) + _spread(figure, test) for test in tests]
+            place = f"{stem.removeprefix('dense-')} | {record['protocol']} | {figure}"
+            lines.append(f"| {place} | {' | '.join(values)} | {len(record['seeds'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(figure: str, test: dict[str, float]) -> str:
+    return f" ± {shown(figure, test['half_range'])}" if test["seeds"] > 1 else ""
+
+
 def half_range(value: dict[str, float]) -> str:
     return f"{100 * value['mean']:.1f} ± {100 * value['half_range']:.1f} %"
 
@@ -80,6 +106,9 @@ def main() -> None:
     compared = [(stem, record) for stem, record in found if "encoders" in record]
     if compared:
         text += "\n" + evaluations(compared)
+    pixels = [(path.stem, read_json(path)) for path in sorted((ROOT / "results").glob("dense-*.json"))]
+    if pixels:
+        text += "\n" + dense(pixels)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
     write_atomically(ROOT / "README.md", with_tables(rendered, ROOT / "results" / "tables").encode())

@@ -1,8 +1,9 @@
-"""The learning rate and the target decay as pure functions of the step: nothing to save, nothing to lose."""
+"""Learning rates and the target decay as pure functions of the step: nothing to save, nothing to lose."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
@@ -16,3 +17,8 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
 def target_decay(step: int, *, base: float, total_steps: int) -> float:
     """tau: from `base` to 1 along half a cosine over all steps, without regard to the warm-up."""
     return 1.0 - (1.0 - base) * 0.5 * (1.0 + math.cos(math.pi * step / total_steps))
+
+
+def in_pieces(step: int, *, base: float, drops: Sequence[float], total_steps: int) -> float:
+    """`base`, a tenth of it from the first of the `drops` on, and so forth; `drops` are fractions of all steps."""
+    return base * 0.1 ** sum(step >= drop * total_steps for drop in drops)

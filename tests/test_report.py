@@ -69,7 +69,10 @@ def evaluation(value: float) -> dict[str, Any]:
         "protocol": "knn",
         "encoder": {"checksum": "0123456789abcdef"},
         "data": {"name": "<u>images</u>", "images": {"train": 16, "validation": 2, "test": 6}},
-        "test": {"top1": {"mean": value, "half_range": 0.03125, "seeds": 2}},
+        "test": {
+            "top1": {"mean": value, "half_range": 0.03125, "seeds": 2},
+            "rms": {"mean": 0.5, "half_range": 0.0, "seeds": 1},
+        },
         "runs": runs,
         "created": "2026-01-01",
     }
@@ -395,7 +398,7 @@ def test_table_rows_and_the_demo_are_found(run: Path, tmp_path: Path) -> None:
     (cells / "c.json").write_text("{")
     (place / "demo.json").write_text(json.dumps({"results": {"random": {"linear": 0.1}, "BYOL": {"linear": 0.4}}}))
     found = collect.described(collect.read(place))
-    tests = [{"protocol": "linear", "data": "scenes", "test": {"top1": 0.5}}]
+    tests = [{"protocol": "linear", "data": "scenes", "test": "top1 50.00%"}]
     assert found["table_rows"] == [{"label": "no predictor", "seed": 1, "tests": tests}]
     assert found["demo"]["BYOL"] == {"linear": 0.4}
 
@@ -464,7 +467,7 @@ def test_the_page_in_a_browser(browser: Any, written: Path) -> None:
     view, shown = watched.page, model["runs"][0]
     assert VERDICTS[shown["verdict"]["word"]] in view.locator("h1").inner_text()
     text = view.locator("main").inner_text()
-    for literal in ("<u>images</u>", "cut </script> short", HOSTILE[0], "run <i>one &amp;", "62.50 %"):
+    for literal in ("<u>images</u>", "cut </script> short", HOSTILE[0], "run <i>one &amp;", "62.50% ± 3.12", "0.500"):
         assert literal in text
     assert "\\u202e" in text  # the mark that would turn the line around is spelled out
     assert view.locator(".chart svg path.main").count() >= 8

@@ -60,9 +60,10 @@ def evaluate(
     on
         A folder of class folders (with or without train, val and test), scenes, torchvision:NAME, or one of
         imagenet, places365, food101, cifar10, cifar100, birdsnap, sun397, cars, aircraft, voc2007, dtd, pets,
-        caltech101, flowers102.
+        caltech101, flowers102. For segmentation, detection and depth: images with their masks, boxes or depth maps.
     protocol
-        knn, transfer-linear, linear, semi-supervised, finetune, supervised, or all.
+        knn, transfer-linear, linear, semi-supervised, finetune, supervised, or all of these; or segmentation,
+        detection, depth.
     budget
         Time for everything together, such as 90s, 20m or 2h; what is cut short to fit is said.
     seeds

@@ -27,7 +27,8 @@ def pretrain(
     Parameters
     ----------
     data
-        A folder of images, torchvision:NAME, or scenes (rendered, needs no files).
+        A folder of images, torchvision:NAME, scenes (rendered, needs no files), or a data set of the paper below
+        --data.root, such as imagenet or places365.
     preset
         auto, paper-1000, paper-300, paper-100, paper-40, paper-512, simclr, imagenette, cifar10 or cifar10-cpu.
     config
@@ -51,8 +52,14 @@ def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any
 
     compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
     known = data == "scenes" or data.startswith(("scenes:", "torchvision:"))
-    if not known and not Path(data).is_dir():
-        raise UsageError(f"There is no folder {data}. Give a folder of images, torchvision:NAME or scenes.")
+    if known or Path(data).is_dir():
+        return
+    if data.isalnum():  # such as imagenet; what else is no folder is said without loading torch
+        from byol.data.benchmarks import BENCHMARKS
+
+        if data in BENCHMARKS:
+            return
+    raise UsageError(f"There is no folder {data}. Give a folder of images, torchvision:NAME, imagenet or scenes.")
 
 
 @app.command

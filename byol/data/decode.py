@@ -79,6 +79,23 @@ def decode(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> torch.Tensor
     raise BadImage(reason)
 
 
+def decode_values(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> np.ndarray:
+    """A map of numbers as it is stored: (H, W) of grey levels, deep grey or palette numbers; (H, W, 3) of colours.
+
+    It is not turned upright: who draws a map numbers the pixels of the image as they are stored.
+    """
+    try:
+        with _open(data, max_megapixels) as image:
+            image.load()
+            plain = image.mode in ("1", "L", "P", "F") or image.mode.startswith("I")
+            return np.array(image if plain else image.convert("RGB"))
+    except BadImage:
+        raise
+    except Exception as error:
+        reason = _reason(error, data, max_megapixels)
+    raise BadImage(reason)
+
+
 def image_size(source: bytes | str | os.PathLike[str]) -> tuple[int, int]:
     """(height, width) of the upright image from its header alone; `source` is the file's bytes or its path."""
     if not isinstance(source, bytes):

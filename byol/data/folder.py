@@ -54,7 +54,7 @@ class Walk:
 def folder(path: Path, max_megapixels: float = 64.0) -> Source:
     """All images below `path`; the first folder level is the class when every image has one and there are two."""
     path = Path(path)
-    _check_root(path)
+    check_root(path)
     root, walk = os.fsencode(path), Walk()
     found = sorted(_images(root, walk))
     if not found:
@@ -182,7 +182,7 @@ def _stamp(paths: Paths, index: int) -> bytes:
     return b"%d %d" % (status.st_size, status.st_mtime_ns)
 
 
-def _check_root(path: Path) -> None:
+def check_root(path: Path) -> None:
     if os.path.isdir(path):
         return
     if os.path.exists(path):

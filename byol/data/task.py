@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from byol.data.source import Source
 
 Metric = Literal["top1", "mean-per-class", "map11"]
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,19 @@ class Part:
         return Part(self.source, self.indices[positions], self.targets[positions])
 
 
-class Sealed:
+class Sealed(Generic[P]):
     """The test part. It is opened once, after every choice was made: opening it again is a mistake of ours."""
 
-    def __init__(self, part: Callable[[], Part]) -> None:
+    def __init__(self, part: Callable[[], P]) -> None:
         self._part = part
         self.opened = False
 
-    def open(self) -> Part:
+    def open(self) -> P:
         assert not self.opened, "the test part was looked at twice"
         self.opened = True
         return self._part()
 
-    def again(self) -> Sealed:
+    def again(self) -> Sealed[P]:
         """The same part sealed anew, for another evaluation."""
         return Sealed(self._part)
 
@@ -62,7 +63,7 @@ class Task:
     metric: Metric
     train: Part
     validation: Part
-    test: Sealed
+    test: Sealed[Part]
 
     def again(self) -> Task:
         return replace(self, test=self.test.again())

@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PENALTIES = tuple(float(p) for p in np.logspace(-6, 5, 45))
-
 HISTORY = 10
 FLAT = 1e-5  # no direction is taken to be flatter than this share of the curvature that the last step saw
 TRIALS = 12  # lengths of a step

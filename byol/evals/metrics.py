@@ -65,6 +65,14 @@ def score(metric: Metric, scores: np.ndarray, targets: np.ndarray) -> dict[str, 
     return found
 
 
+PLAIN = ("rms", "rel", "log10")  # figures of depth that are metres or ratios; all others are shares
+
+
+def shown(figure: str, value: float) -> str:
+    """A figure for people: a percentage, or the number itself where it is not a share of anything."""
+    return f"{value:.3f}" if figure in PLAIN else f"{value:.2%}"
+
+
 METRICS: dict[Metric, Callable[[np.ndarray, np.ndarray], float]] = {
     "top1": top1,
     "mean-per-class": mean_per_class,

@@ -88,6 +88,75 @@ class Supervised:
 
 
 @dataclass(frozen=True)
+class Segmentation:
+    """Paper, appendix D.4: a fully convolutional network on a dilated encoder."""
+
+    steps: int = option(30_000, "optimizer steps", low=1)
+    batch: int = option(16, "images a step", low=1)
+    lrs: tuple[float, ...] = option(log_spaced(1e-3, 1e-1, 5), "learning rates to choose from", low=0)
+    weight_decay: float = option(1e-4, "not applied to biases and normalization", low=0)
+    drops: tuple[float, ...] = option((0.7, 0.9), "fractions of the steps at which the rate falls to a tenth", low=0)
+    shrink: float = option(1.0, "what the images' sides are multiplied by first, for machines that are small", low=0.01)
+    crop: int = option(513, "side of the random crops to train on, in pixels", low=8)
+    test_crop: int = option(513, "side of the central crop that is predicted and scored, in pixels", low=8)
+    scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest random scale", low=0.01)
+    channels: int = option(256, "of the two extra convolutions", low=1)
+    dilation: int = option(6, "of the two extra convolutions", low=1)
+    void: int = option(255, "the masks' number for pixels that do not count; 255 never counts", low=0, high=255)
+    colours: str = option("", "a file that names the masks' colours, a line a class: red green blue name")
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Paper, section 4 and appendix D.5: Faster R-CNN, conv1 to conv4 as features and conv5 as the box head.
+
+    What the paper does not name is as in the setup that it reproduces (MoCo's, on Detectron).
+    """
+
+    steps: int = option(1_500_000, "optimizer steps; the learning rate's drops scale with them", low=1)
+    batch: int = option(1, "images a step: each of the paper's asynchronous workers takes steps of its own", low=1)
+    lrs: tuple[float, ...] = option(
+        (1e-3,), "learning rates to choose from, for one image a step; scaled with the batch", low=0
+    )
+    drops: tuple[float, ...] = option(
+        (2 / 3, 0.8), "fractions of the steps after which the learning rate is a tenth of what it was", low=0, high=1
+    )
+    warmup_steps: int = option(100, "steps of linear warm-up, at most a tenth of all; the paper names none", low=0)
+    weight_decay: float = option(1e-4, "not applied to biases; the paper names none", low=0)
+    frozen: Literal["nothing", "backbone", "encoder"] = option(
+        "nothing", "nothing: fine-tuned (main text); backbone: conv1 to conv4 stay (appendix); encoder: conv5 too"
+    )
+    longest: tuple[int, int] = option((480, 1024), "a training image's longest edge is drawn between these", low=8)
+    test_longest: int = option(1024, "longest edge of a test image; the paper names none", low=8)
+    anchors: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0, 32.0), "sides of anchors, in strides of conv4", low=0.1)
+    ratios: tuple[float, ...] = option((0.5, 1.0, 2.0), "height over width of anchors", low=0.01)
+    proposals: tuple[int, int] = option((2000, 1000), "regions proposed for a training and for a test image", low=1)
+    rois: int = option(512, "regions of a training image that conv5 sees", low=1)
+    roi_size: int = option(14, "places of conv4 that a region is pooled to, each way", low=2)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Paper, appendix D.6: four fast up-projections on conv5, reverse Huber loss. It names no schedule."""
+
+    steps: int = option(7_500, "optimizer steps", low=1)
+    batch: int = option(256, "images a step", low=1)
+    lrs: tuple[float, ...] = option(
+        (0.16,), "learning rates to choose from, for 256 images; scaled with the batch", low=0
+    )
+    weight_decay: float = option(5e-4, "not applied to biases and normalization", low=0)
+    drops: tuple[float, ...] = option((0.7, 0.9), "fractions of the steps at which the rate falls to a tenth", low=0)
+    filters: tuple[int, ...] = option((512, 256, 128, 64), "of the up-projections, one after the other", low=1)
+    shrink: float = option(0.5, "what the images' sides are multiplied by, before the crop", low=0.01)
+    crop: tuple[int, int] = option((304, 228), "width and height of the central crop of a shrunk image", low=8)
+    grayscale: float = option(0.3, "probability of colour dropping", low=0, high=1)
+    brightness: float = option(0.1255, "largest brightness change", low=0, high=1)
+    saturation: float = option(0.5, "largest change of the saturation factor", low=0, high=1)
+    hue: float = option(0.2, "largest hue shift, in turns", low=0, high=0.5)
+    unit: float = option(1e-3, "metres that 1 means in a depth image (millimetres: 0.001)", low=1e-9)
+
+
+@dataclass(frozen=True)
 class Specs:
     """All of them, so that every field is a flag such as --linear.epochs."""
 
@@ -97,10 +166,13 @@ class Specs:
     semi_supervised: SemiSupervised = SemiSupervised()
     finetune: Finetune = Finetune()
     supervised: Supervised = Supervised()
+    segmentation: Segmentation = Segmentation()
+    detection: Detection = Detection()
+    depth: Depth = Depth()
 
 
 # protocol → field of Specs; in the order of their cost, which is the order of `all`
-PROTOCOLS = {
+CLASSIFICATION = {
     "knn": "knn",
     "transfer-linear": "transfer",
     "linear": "linear",
@@ -108,11 +180,13 @@ PROTOCOLS = {
     "finetune": "finetune",
     "supervised": "supervised",
 }
+DENSE = {"segmentation": "segmentation", "detection": "detection", "depth": "depth"}
+PROTOCOLS = CLASSIFICATION | DENSE
 
 
 def chosen_protocols(asked: Sequence[str]) -> list[str]:
-    """The names as given, or all; in the order of their cost."""
+    """The names as given, or all of classification (a data set rarely has masks too); in the order of their cost."""
     for name in asked:
         if name != "all" and name not in PROTOCOLS:
             raise UsageError(f"There is no protocol '{name}'. {nearest(name, [*PROTOCOLS, 'all'])}")
-    return [name for name in PROTOCOLS if name in asked or "all" in asked]
+    return [name for name in PROTOCOLS if name in asked or ("all" in asked and name in CLASSIFICATION)]

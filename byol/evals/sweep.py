@@ -16,6 +16,7 @@ from byol.progress import say
 from byol.records import read_metrics, write_atomically
 
 Setting = dict[str, Any]
+NAMED = 3  # settings left out that a note names
 FEW = 4  # settings that are still worth choosing from; with less time than that, each is trained for fewer steps
 
 
@@ -72,7 +73,11 @@ def cut(
     share = min(1.0, left / needed) if needed else 1.0
     notes = []
     if count < len(settings):
-        notes.append(f"budget: {count} of {len(settings)} settings tried, left out {_words(settings[count:])}")
+        left_out = settings[count:]
+        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        notes.append(
+            f"budget: {count} of {len(settings)} settings tried, left out {_words(left_out[:NAMED])}{more} of the spec"
+        )
     if share < 1:
         notes.append(f"budget: {share:.1%} of the protocol's steps")
     for note in notes:

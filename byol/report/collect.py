@@ -12,6 +12,7 @@ from byol import checkpoint, monitor
 from byol.config import Config, apply, flatten
 from byol.errors import ByolError, DiskError, UsageError
 from byol.evals.encoder import Encoder, open_encoder
+from byol.evals.metrics import PLAIN, shown
 from byol.records import read_json, read_metrics
 
 MOST_POINTS = 1200  # of a curve: more than a screen has columns
@@ -129,7 +130,7 @@ def evaluations(path: Path, notes: list[str]) -> list[dict[str, Any]]:
                     "checksum": record["encoder"]["checksum"],
                     "data": record["data"]["name"],
                     "images": record["data"]["images"],
-                    "test": record["test"],
+                    "test": {name: _in_words(name, value) for name, value in record["test"].items()},
                     "chosen": record["runs"][0]["chosen"],
                     "tried": sum(len(run["choices"]) for run in record["runs"]),
                     "seconds": sum(run["seconds"] for run in record["runs"]),
@@ -139,9 +140,17 @@ def evaluations(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             )
         except DiskError as error:
             notes.append(str(error))
-        except (KeyError, TypeError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             notes.append(f"{file} is damaged or is not ours; it was left out.")
     return found
+
+
+def _in_words(figure: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure with its text; `share` says whether it is part of a whole, and not metres or a ratio."""
+    text = shown(figure, value["mean"])
+    if value["seeds"] > 1:
+        text += f" ± {shown(figure, value['half_range']).removesuffix('%')}"
+    return {"mean": value["mean"], "text": text, "share": figure not in PLAIN}
 
 
 def table_rows(path: Path) -> list[dict[str, Any]]:
@@ -153,9 +162,10 @@ def table_rows(path: Path) -> list[dict[str, Any]]:
             if record["run"] != path.resolve().name or record["status"] != "finished":
                 continue
             scored = zip(record["evaluations"], record["tests"], strict=True)
-            tests = [{"protocol": e[0], "data": e[1], "test": test} for e, test in scored]
+            words = [(e[0], e[1], ", ".join(f"{n} {shown(n, v)}" for n, v in test.items())) for e, test in scored]
+            tests = [{"protocol": protocol, "data": data, "test": text} for protocol, data, text in words]
             found.append({"label": record["label"], "seed": record["seed"], "tests": tests})
-        except (DiskError, KeyError, TypeError, ValueError, IndexError):
+        except (DiskError, KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue
     return found
 

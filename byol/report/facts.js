@@ -6,6 +6,9 @@ const PROTOCOLS = {
   "semi-supervised": "fine-tuned on few labels",
   finetune: "fine-tuned",
   supervised: "trained with labels",
+  segmentation: "a class for each pixel",
+  detection: "boxes of objects",
+  depth: "metres for each pixel",
 };
 
 function results() {
@@ -80,9 +83,8 @@ function score(value, colour, old) {
   return el(
     "span",
     {},
-    exactly(value.mean),
-    value.seeds > 1 ? el("span", { class: "soft" }, ` ± ${(100 * value.half_range).toFixed(2)}`) : null,
-    el("div", { class: "meter" }, meter),
+    plain(value.text),
+    value.share ? el("div", { class: "meter" }, meter) : null,
     old ? el("div", { class: "soft" }, "earlier weights") : null,
   );
 }
@@ -96,9 +98,7 @@ function tableRows(run) {
       row.seed,
       plain(test.protocol),
       name(test.data),
-      Object.entries(test.test)
-        .map(([key, value]) => `${plain(key)} ${exactly(value)}`)
-        .join(", "),
+      plain(test.test),
     ]),
   );
   return el(
@@ -121,7 +121,10 @@ function demoTable(run) {
       names.map((each) => [
         plain(each),
         ...keys.map((key) =>
-          score({ mean: run.demo[each][key], seeds: 1 }, each === "BYOL" ? runColour(0) : "var(--faint)"),
+          score(
+            { mean: run.demo[each][key], text: exactly(run.demo[each][key]), share: true },
+            each === "BYOL" ? runColour(0) : "var(--faint)",
+          ),
         ),
       ]),
       1,

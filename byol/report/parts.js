@@ -39,7 +39,7 @@ function figure(value) {
 }
 const percent = (value) =>
   value === null || value === undefined ? "–" : `${(100 * value).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)} %`;
-const exactly = (value) => `${(100 * value).toFixed(2)} %`;
+const exactly = (value) => `${(100 * value).toFixed(2)}%`;
 const count = (value) => Number(value || 0).toLocaleString("en");
 function duration(seconds) {
   if (!(seconds > 0)) return "";

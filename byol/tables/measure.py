@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from byol import checkpoint, data, machine, networks
+from byol import checkpoint, machine, networks
 from byol.errors import Diverged
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.sweep import Session
-from byol.evaluation import EVALUATE
+from byol.evaluation import EVALUATE, open_data
 from byol.presets import compose
 from byol.pretraining import pretrain
 from byol.records import read_json, read_metrics, write_json
@@ -78,7 +78,7 @@ def _random(cell: Cell) -> Encoder:
 
 
 def _score(cell: Cell, encoder: Encoder, evaluation: Evaluation, cache: Path) -> dict[str, float]:
-    task = data.open_task(evaluation.on, encoder.config.data)
+    task = open_data(evaluation.protocol, evaluation.on, encoder.config.data, evaluation.settings())
     session = Session(seed=cell.seed, cache=cache, out=cell.out / "evaluations" / cell.key / evaluation.name)
     result = EVALUATE[evaluation.protocol](encoder, task, evaluation.settings(), session)
     return result.test
