@@ -74,8 +74,12 @@ class Monitor:
         if images.source.labels is not None:
             size = int(min(5000.0, max(256.0, budget / 2)))
             rng = np.random.default_rng([config.run.seed, 3])
-            self.bank = self._whole(images, rng.permutation(np.setdiff1d(images.train, chosen))[:size])
-            self.queries = self._whole(images, chosen)
+            others = rng.permutation(np.setdiff1d(images.train, chosen))[:size]
+            if not len(others):  # so few images that all were chosen: half of them are asked about the other half
+                chosen, others = chosen[::2], chosen[1::2]
+            if len(others):
+                self.bank = self._whole(images, others)
+                self.queries = self._whole(images, chosen)
         self.classes = len(images.source.classes)
 
     def _draw_views(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +54,22 @@ def sheet(
     content = io.BytesIO()
     canvas.save(content, "PNG")
     write_atomically(path, content.getvalue())
+
+
+class Nearest(NamedTuple):
+    """Of each query (Q), the positions of the images most similar to it and their cosines, both (Q, count)."""
+
+    positions: np.ndarray
+    cosines: np.ndarray
+
+
+def nearest(vectors: Tensor, queries: Tensor, count: int) -> Nearest:
+    """Among the rows of `vectors` (N, D), each query row left out of its own answer."""
+    normalized = torch.nn.functional.normalize(vectors.float(), dim=1)
+    cosines = normalized[queries] @ normalized.T
+    cosines[torch.arange(len(queries)), queries] = -2
+    values, positions = cosines.topk(min(count, len(vectors) - 1), dim=1)
+    return Nearest(positions.numpy(), values.numpy())
 
 
 def _places(legend: Sequence[tuple[str, Colour]], width: int) -> list[tuple[int, int]]:
@@ -114,10 +130,7 @@ def of_depth(metres: Tensor, low: float, high: float) -> Tensor:
 
 def neighbours(features: np.ndarray, queries: Sequence[int], count: int) -> np.ndarray:
     """Indices (len(queries), count) of the rows most similar to each query row, itself left out."""
-    normalized = torch.nn.functional.normalize(torch.from_numpy(features).float(), dim=1)
-    similarity = normalized[list(queries)] @ normalized.T
-    similarity[torch.arange(len(queries)), torch.tensor(list(queries))] = -2
-    return similarity.topk(count, dim=1).indices.numpy()
+    return nearest(torch.from_numpy(features), torch.tensor(list(queries)), count).positions
 
 
 def pyplot() -> Any:

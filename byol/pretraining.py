@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from byol import checkpoint, estimate, interrupt, method, monitor, optim, records, schedules, views
+from byol import checkpoint, estimate, interrupt, method, moments, monitor, optim, records, schedules, views
 from byol.algorithm import Pass, update
 from byol.checkpoint import State
 from byol.config import Config, Plan
@@ -34,6 +34,14 @@ class Run:
     @property
     def encoder(self) -> Path:
         return self.out / checkpoint.ENCODER
+
+
+class Watch(NamedTuple):
+    """What looks at the run, and where that is kept."""
+
+    monitor: monitor.Monitor
+    moments: moments.Moments
+    metrics: records.Metrics
 
 
 def pretrain(
@@ -61,10 +69,11 @@ def _run(setup: Setup) -> Run:
     if step:
         say(f"Resuming at step {step} of {plan.steps}.")
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine)
+    kept = moments.Moments(setup.images, config, plan, setup.machine, setup.out, step)
     metrics = records.Metrics(setup.out / "metrics.jsonl", step, config.run.tensorboard)
     try:
         with interrupt.deferred():
-            train(State(model, optimizer, step), setup, watcher, metrics)
+            train(State(model, optimizer, step), setup, Watch(watcher, kept, metrics))
     except Diverged as error:
         setup.finish("diverged")
         last = checkpoint.found(setup.checkpoints)
@@ -81,7 +90,7 @@ def _run(setup: Setup) -> Run:
     return Run(setup.out, config, plan, metrics.history, found)
 
 
-def train(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.Metrics) -> None:
+def train(state: State, setup: Setup, watch: Watch) -> None:
     """THE LOOP. Everything random in step k follows from (seed, k), so it can begin at any k."""
     config, plan, place = setup.config, setup.plan, setup.machine
     model, optimizer, first = state
@@ -99,10 +108,10 @@ def train(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records
                 raise Diverged(f"at step {k} {error}") from None
             done = k + 1
             if k % config.run.log_every == 0 or done == plan.steps:
-                metrics.add(setup.record(k, step, lr, tau))
+                watch.metrics.add(setup.record(k, step, lr, tau))
             shown.advance(text=f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}")
             if done % plan.monitor_steps == 0 or done == plan.steps or done == 1:
-                look(State(model, optimizer, done), setup, watcher, metrics)
+                look(State(model, optimizer, done), setup, watch)
             due = time.monotonic() - saved > config.run.checkpoint_seconds
             due |= bool(config.run.checkpoint_steps) and done % config.run.checkpoint_steps == 0
             if due or done == plan.steps or interrupt.requested():
@@ -135,14 +144,15 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         yield Pass(both[0], both[1], labels)
 
 
-def look(state: State, setup: Setup, watcher: monitor.Monitor, metrics: records.Metrics) -> None:
+def look(state: State, setup: Setup, watch: Watch) -> None:
     """Measures the representation, keeps the encoder of this moment, and says so when it collapses."""
-    record = watcher.look(state.method)
-    metrics.add({"step": state.step - 1, **record})
+    record = watch.monitor.look(state.method)
+    watch.metrics.add({"step": state.step - 1, **record})
+    watch.moments.keep(state.method, state.step - 1)
     checkpoint.save_encoder(
         setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
     )
-    found = monitor.verdict(metrics.history, setup.config)
+    found = monitor.verdict(watch.metrics.history, setup.config)
     if found.word == "collapsing":
         say(found.sentence)
         if setup.config.run.on_collapse == "stop":

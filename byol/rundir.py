@@ -177,7 +177,7 @@ def _visible(out: Path) -> list[Path]:
 
 def _clear(out: Path) -> None:
     """Only what a run writes: --overwrite never deletes a stranger's file."""
-    for name in ("run.json", "metrics.jsonl", "skipped.txt", "encoder.safetensors"):
+    for name in ("run.json", "metrics.jsonl", "skipped.txt", "encoder.safetensors", "neighbours.json", "report.html"):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
 

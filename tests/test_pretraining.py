@@ -18,6 +18,7 @@ import torch
 import byol
 from byol import checkpoint, interrupt, pretraining, records
 from byol.errors import BadData, Diverged, Interrupted, OutputBusy
+from tests.conftest import write_images
 
 
 def digest(out: Path) -> tuple[dict[str, bytes], str]:
@@ -275,3 +276,11 @@ def test_a_second_writer_is_refused_by_name(folder: Path, tmp_path: Path, tiny: 
     finally:
         first.kill()
         first.communicate()
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_handful_of_labelled_images_is_enough(tmp_path: Path, tiny: dict[str, Any], count: int) -> None:
+    """Breaks if so few images that the monitor looks at all of them leave none to find neighbours among."""
+    images = write_images(tmp_path / "few", count)
+    run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", tiny | {"run.monitor_images": 1000, "optim.epochs": 8})
+    assert "knn" in run.metrics[-1]

@@ -1,0 +1,43 @@
+"""The verbs that write pages for people: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from byol.cli.app import app
+from byol.errors import UsageError
+
+
+@app.command
+def report(
+    *runs: Path, out: Annotated[Path | None, Parameter(alias="-o")] = None, images: int = 5000, data: str = ""
+) -> None:
+    """Write one self-contained HTML page about a run, or several side by side; it opens offline.
+
+    Parameters
+    ----------
+    runs
+        Run directories.
+    out
+        The file to write; RUN/report.html when left out, ./report.html for several runs.
+    images
+        How many images at most go on the map; 0 leaves the map out.
+    data
+        Where the images are now, if they are no longer where the run found them.
+    """
+    if not runs:
+        raise UsageError("Say which run: byol report RUN, or several to compare.")
+    if images < 0:
+        raise UsageError(f"--images must be at least 0, not {images}.")
+    for run in runs:
+        if not run.is_dir():
+            raise UsageError(f"There is no run directory {run}.")
+    place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    if place.suffix not in (".html", ".htm"):
+        raise UsageError(f"--out should end in .html, not be {place}.")
+    from byol.report.build import report as write
+
+    write(list(dict.fromkeys(runs)), place, images, data)

@@ -1,0 +1,540 @@
+"""The report page: what it gathers, that it stays small and harmless, and that it works in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import byol
+from byol import interrupt, pretraining, views
+from byol.config import View, Views
+from byol.errors import DiskError, Interrupted, UsageError
+from byol.report import build, collect, embedding, gallery, page, samples, tiles
+from tests.conftest import TINY, write_images
+from tests.test_cli import byol as command
+from tests.test_cli import refused
+
+HOSTILE = ['"><img src=x onerror=alert(1)>', "<script>alert(2)<", "a&amp;b'c", "%DATA% \u202eright"]
+VERDICTS = {
+    "learning": "It is learning.",
+    "too early": "Too early to tell.",
+    "stalled": "It has stalled.",
+    "collapsing": "It is collapsing.",
+}
+CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
+
+
+def hostile_folder(root: Path) -> Path:
+    """Class folders and files whose names would run, were they taken for HTML."""
+    write_images(root, 24, classes=len(HOSTILE))
+    for number, name in enumerate(HOSTILE):
+        place = (root / f"class{number}").rename(root / name)
+        for file in sorted(place.iterdir()):
+            file.rename(place / f"{number}<b>{file.stem}&amp;{file.suffix}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on hostile names, with an evaluation beside it."""
+    root = tmp_path_factory.mktemp("report")
+    out = root / "run <i>one &amp;"
+    byol.pretrain(hostile_folder(root / "images"), out, "cifar10-cpu", TINY)
+    (out / "evaluations" / "images" / "knn").mkdir(parents=True)
+    for place, value in (("images", 0.625), ("random-images", 0.25)):
+        target = out / "evaluations" / place / "knn" / "result.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(evaluation(value)))
+    return out
+
+
+def evaluation(value: float) -> dict[str, Any]:
+    """A result.json as `byol evaluate` writes it."""
+    runs = [{"chosen": {"k": 20}, "choices": [], "seconds": 1.0, "notes": ["cut </script> short"]}]
+    return {
+        "protocol": "knn",
+        "encoder": {"checksum": "0123456789abcdef"},
+        "data": {"name": "<u>images</u>", "images": {"train": 16, "validation": 2, "test": 6}},
+        "test": {
+            "top1": {"mean": value, "half_range": 0.03125, "seeds": 2},
+            "rms": {"mean": 0.5, "half_range": 0.0, "seeds": 1},
+        },
+        "runs": runs,
+        "created": "2026-01-01",
+    }
+
+
+@pytest.fixture(scope="module")
+def written(run: Path) -> Path:
+    return build.report([run], run.parent / "one.html")
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The data of a page, read as a browser would find it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.S)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_the_slope_of_the_map_is_that_of_t_sne() -> None:
+    """Breaks if grid, kernels or weights are wrong: against the whole sum over pairs in float64."""
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(6, 16, generator=random)[torch.arange(400) % 6] + torch.randn(400, 16, generator=random)
+    edges = embedding.pairs(embedding.neighbours(features, 10))
+    shares = torch.zeros(400, 400, dtype=torch.float64)
+    ones = torch.full((len(edges.start),), 1 / len(edges.start), dtype=torch.float64)
+    shares.index_put_((edges.start, edges.end), ones, accumulate=True)
+    for width, accuracy in ((1e-3, 1e-4), (1.0, 2e-3), (8.0, 3e-2)):
+        place = torch.randn(400, 2, generator=random) * width
+        apart = place.double()[:, None] - place.double()
+        kernel = 1 / (1 + apart.square().sum(-1))
+        kernel.fill_diagonal_(0)
+        exact = 4 * ((3 * shares - kernel / kernel.sum()) * kernel)[..., None] * apart
+        found = embedding.gradient(place, edges, exaggeration=3.0).double()
+        assert (found - exact.sum(1)).norm() < accuracy * exact.sum(1).norm()
+
+
+def test_alike_images_are_near_on_the_map() -> None:
+    """Breaks if map or clusters mix what the representations keep apart."""
+    random = torch.Generator().manual_seed(1)
+    kinds = torch.arange(240) % 6
+    features = 3 * torch.randn(6, 32, generator=random)[kinds] + torch.randn(240, 32, generator=random)
+    place = embedding.layout(features)
+    nearest = torch.cdist(place, place).fill_diagonal_(torch.inf).topk(5, largest=False).indices
+    assert (kinds[nearest] == kinds[:, None]).float().mean() > 0.98
+    groups = embedding.clusters(features, 6)
+    assert len(set(zip(groups.tolist(), kinds.tolist(), strict=True))) == 6
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 9])
+def test_a_few_images_have_a_map_too(count: int) -> None:
+    """Breaks if more neighbours or directions are asked for than there are, or the map changes from call to call."""
+    features = torch.randn(count, 5, generator=torch.Generator().manual_seed(0))
+    drawn = gallery.drawn_map(features, 0)
+    assert drawn == gallery.drawn_map(features, 0)
+    assert len(drawn["places"]) == 2 * count
+    assert np.isfinite(drawn["places"]).all()
+    assert all(len(row) == min(8, count - 1) for row in drawn["nearest"])
+
+
+def test_neighbours_are_exact() -> None:
+    """Breaks if the chunks of the search are put together wrongly: against numpy's full sort."""
+    features = np.random.default_rng(0).normal(size=(1203, 7))  # two chunks, the second short
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    found = embedding.neighbours(torch.from_numpy(features), 4)
+    assert np.allclose(found.cosines.numpy(), -np.sort(-cosines, axis=1)[:, :4], atol=1e-5)
+    assert np.allclose(np.take_along_axis(cosines, found.positions.numpy(), 1), found.cosines.numpy(), atol=1e-5)
+
+
+def test_clusters_are_numbered_by_size() -> None:
+    """Breaks if cluster 1 on the page is not the largest."""
+    centres = torch.eye(3)[torch.tensor([0] * 5 + [1] * 30 + [2] * 12)]
+    groups = embedding.clusters(centres + 0.01, 3)
+    assert groups.tolist() == [2] * 5 + [0] * 30 + [1] * 12
+
+
+def test_sheets_give_every_tile_back_and_keep_their_budget() -> None:
+    """Breaks if a tile lands elsewhere than the page's script looks for it, or a noisy folder makes a huge page."""
+    random = np.random.default_rng(0)
+    colours = random.integers(0, 255, (700, 3, 1, 1), dtype=np.uint8)
+    made = [torch.from_numpy(np.broadcast_to(c, (3, 32, 32)).copy()) for c in colours]
+    sheet = tiles.sheets(made, 10**7)
+    for index in (0, 23, 24, 575, 576, 699):  # ends of rows and pages
+        with Image.open(io.BytesIO(base64.b64decode(sheet["pages"][index // sheet["each"]]))) as image:
+            row, column = divmod(index % sheet["each"], sheet["columns"])
+            middle = image.convert("RGB").getpixel((column * 32 + 16, row * 32 + 16))
+        assert np.abs(np.array(middle) - colours[index, :, 0, 0].astype(int)).max() <= 6
+    noise = [torch.from_numpy(random.integers(0, 255, (3, 64, 64), dtype=np.uint8)) for _ in range(300)]
+    budget = build.CHARACTERS * 300 // 5000
+    assert sum(map(len, tiles.sheets(noise, budget)["pages"])) <= budget
+    smaller = tiles.sheets(noise, budget // 8)
+    assert sum(map(len, smaller["pages"])) <= budget // 8
+    assert smaller["side"] < 64  # noise does not compress: size had to give way
+
+
+def test_a_tile_is_the_middle_of_its_image() -> None:
+    """Breaks if thumbnails are squeezed instead of cut, or shifted."""
+    image = torch.zeros(3, 40, 80, dtype=torch.uint8)
+    image[:, :, 20:60] = 200
+    assert (tiles.tile(image, 32) == 200).all()
+    assert [tiles.side_for(pixels, 64) for pixels in (500, 64, 63, 40, 8)] == [64, 64, 48, 32, 32]
+
+
+def test_long_curves_keep_their_spikes() -> None:
+    """Breaks if thinning drops the one bad step that explains a run."""
+    values = [1.0] * 50_000
+    values[31_337], values[44_444] = 99.0, -5.0
+    steps, kept = collect.thinned(list(range(50_000)), values)
+    assert len(kept) <= collect.MOST_POINTS
+    assert {(31_337, 99.0), (44_444, -5.0)} <= set(zip(steps, kept, strict=True))
+    assert (steps[0], steps[-1]) == (0, 49_999)
+    assert steps == sorted(steps)
+
+
+LEAVES = st.text() | st.floats() | st.integers() | st.none()
+NESTED = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@settings(max_examples=80, deadline=None)
+@given(NESTED)
+def test_no_text_escapes_from_the_data(value: Any) -> None:
+    """Breaks if some text could end the script element, open a comment in it, or be no JSON."""
+    made = page.embedded({"value": value, "again": ["</script><script>", "<!--", "]]>"]})
+    assert not set(made) & set("<>&")
+    assert made.isascii()
+    assert json.loads(made)["again"] == ["</script><script>", "<!--", "]]>"]
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, float):
+            return item if np.isfinite(item) else None
+        if isinstance(item, dict):
+            return {name: plain(part) for name, part in item.items()}
+        return [plain(part) for part in item] if isinstance(item, list) else item
+
+    assert json.loads(made)["value"] == plain(value)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and every attribute that could run or load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.suspicious: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        self.suspicious += [(k, v) for k, v in attrs if k.startswith("on") or k in ("src", "srcset", "style", "action")]
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(written: Path) -> None:
+    """Breaks if a name reaches the page as HTML, something is loaded, or the policy does not fit script and style."""
+    text = written.read_text()
+    parser = Elements()
+    parser.feed(text)
+    assert parser.suspicious == []
+    assert not {"link", "iframe", "img", "object", "embed", "i", "b", "u"} & set(parser.found)
+    assert (parser.found.count("script"), parser.found.count("style")) == (2, 1)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe" not in policy[1]
+    style = text.split("<style>")[1].split("</style>")[0]
+    script = text.rsplit("<script>")[-1].rsplit("</script>")[0]
+    assert f"style-src '{page._hash(style)}'" in policy[1]
+    assert f"script-src '{page._hash(script)}'" in policy[1]
+    assert "http:" not in text.split("<script>")[-1].replace("http://www.w3.org/2000/svg", "")
+
+
+def test_what_the_page_says_of_a_run(run: Path, written: Path) -> None:
+    """Breaks if verdict, curves, views, neighbours, map, results, environment or checksums are missing or wrong."""
+    model = data_of(written)
+    found = model["runs"][0]
+    record = json.loads((run / "run.json").read_text())
+    assert found["verdict"] == record["verdict"]
+    assert found["config"] == record["config"]
+    curves = {"loss", "lr", "tau", "spread", "rank_representation", "retrieval", "knn", "probe_accuracy"}
+    assert curves <= set(found["series"])
+    losses = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert found["series"]["loss"][1] == [float(f"{m['loss']:.6g}") for m in losses if "loss" in m]
+    assert len(found["views"]["rows"]) == samples.IMAGES
+    assert [view["kind"] for view in found["views"]["rows"][0]] == ["image", *["T", "T′"] * samples.PAIRS]
+    assert [e["test"]["top1"]["mean"] for e in found["evaluations"]] == [0.625, 0.25]
+    assert [e["encoder"] for e in found["evaluations"]] == ["this run's", "random"]
+    assert ["torch", torch.__version__.split("+")[0]] in [[k, v.split("+")[0]] for k, v in found["environment"]]
+    sums = {entry["name"]: entry for entry in found["checksums"]}
+    assert sums["checkpoint after step 6"]["state"] == "verified"
+    assert len(model["galleries"][0]["names"]) == 24
+    assert any("<b>" in name for name in model["galleries"][0]["names"])
+
+
+def test_the_map_shows_the_encoder_s_own_neighbours(run: Path, written: Path) -> None:
+    """Breaks if points, names and representations are out of step: against `byol.embed` and a full sort."""
+    model = data_of(written)
+    features, names = byol.embed(run, run.parent / "images")
+    assert model["galleries"][0]["names"] == names
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    shown = np.array(model["runs"][0]["map"]["cosines"])
+    assert np.allclose(shown, -np.sort(-cosines, axis=1)[:, :8], atol=0.02)  # the page may compute in bf16
+
+
+def test_the_last_moment_is_what_the_encoder_finds(run: Path) -> None:
+    """Breaks if neighbours.json holds other images, another order or another network than it says."""
+    record = json.loads((run / "neighbours.json").read_text())
+    assert [look["step"] for look in record["looks"]] == sorted({look["step"] for look in record["looks"]})
+    assert record["looks"][0]["step"] == 0
+    assert record["looks"][-1]["step"] == 5
+    features, names = byol.embed(run, run.parent / "images")
+    assert sorted(record["names"]) == sorted(names)
+    ordered = features[[names.index(name) for name in record["names"]]]
+    unit = ordered / np.linalg.norm(ordered, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    last = record["looks"][-1]
+    assert np.allclose(np.array(last["cosines"]), -np.sort(-cosines, axis=1)[:12, :8], atol=2e-3)
+    kept = np.take_along_axis(cosines[:12], np.array(last["nearest"]), 1)
+    assert np.allclose(kept, last["cosines"], atol=2e-3)
+
+
+def test_moments_of_an_interrupted_run_are_those_of_a_whole_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if a resumed run repeats, loses or changes a look."""
+    byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", TINY)
+    calls, real = [], pretraining.update
+
+    def update(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        interrupt._state["requested"] = len(calls) == 3
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(pretraining, "update", update)
+    with pytest.raises(Interrupted):
+        byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", TINY)
+    half = collect.described(collect.read(tmp_path / "cut"))
+    assert (half["status"], half["done"]) == ("interrupted", 3)
+    byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", TINY)
+    assert (tmp_path / "cut" / "neighbours.json").read_bytes() == (tmp_path / "whole" / "neighbours.json").read_bytes()
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def test_no_labels_no_images_no_encoder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if a run whose images or encoder are gone has no page, or a page that does not say so."""
+    copy = copied(run, tmp_path)
+    record = json.loads((copy / "run.json").read_text())
+    record["request"]["data"] = str(tmp_path / "no longer there")
+    record["status"] = "interrupted"
+    del record["verdict"]
+    (copy / "run.json").write_text(json.dumps(record))
+    (copy / "encoder.safetensors").write_bytes(b"garbage")
+    (copy / "evaluations" / "images" / "knn" / "result.json").write_text("{")
+    found = data_of(build.report([copy], tmp_path / "gone.html"))["runs"][0]
+    assert [note for note in found["notes"] if "There is no folder" in note and "--data" in note]
+    assert [note for note in found["notes"] if "encoder.safetensors" in note]
+    assert [note for note in found["notes"] if "result.json" in note]
+    assert "map" not in found
+    assert found["verdict"]["word"]
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted((run.parent / "images").rglob("*.jpg"))):
+        shutil.copy(file, flat / f"{number}.jpg")
+    (copy / "encoder.safetensors").write_bytes((run / "encoder.safetensors").read_bytes())
+    model = data_of(build.report([copy], tmp_path / "moved.html", images=10, moved=str(flat)))
+    assert model["galleries"][0]["labels"] is None
+    assert len(model["galleries"][0]["names"]) == 10
+    assert "not the ones the run began with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error"),
+    [
+        ("run.json", None, UsageError),
+        ("run.json", b"{", DiskError),
+        ("run.json", b"[1]", DiskError),
+        ("run.json", b'{"request": {}}', DiskError),
+        ("metrics.jsonl", b'{"loss": 1}\n', DiskError),
+        ("metrics.jsonl", b'{"step": 1, "spread": "x"}\n{"step": 2, "spread": "x"}\n', DiskError),
+        ("metrics.jsonl", b"\xff\xfe", DiskError),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(
+    run: Path, tmp_path: Path, file: str, content: bytes | None, error: type[Exception]
+) -> None:
+    """Breaks if damage is a traceback, or goes unnoticed."""
+    copy = copied(run, tmp_path)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    if content is None:
+        (copy / file).unlink()
+    else:
+        (copy / file).write_bytes(content)
+    with pytest.raises(error, match=r"run\.json|metrics\.jsonl") as caught:
+        collect.read(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_checkpoint_is_called_so(run: Path, tmp_path: Path) -> None:
+    """Breaks if checksums are printed without being compared."""
+    copy = copied(run, tmp_path)
+    file = next((copy / "checkpoints").glob("step-*"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert [sum["state"] for sum in collect.checksums(collect.read(copy))][-1] == "damaged"
+
+
+def test_table_rows_and_the_demo_are_found(run: Path, tmp_path: Path) -> None:
+    """Breaks if results that `byol table` and `byol demo` keep elsewhere are overlooked."""
+    place = tmp_path / "tables" / "runs" / "0123456789abcdef"
+    shutil.copytree(run, place)
+    cells = tmp_path / "tables" / "cells"
+    cells.mkdir()
+    cell = {"run": place.name, "status": "finished", "label": "no predictor", "seed": 1}
+    cell |= {"evaluations": [["linear", "scenes", {}]], "tests": [{"top1": 0.5}]}
+    (cells / "a.json").write_text(json.dumps(cell))
+    (cells / "b.json").write_text(json.dumps(cell | {"run": "another"}))
+    (cells / "c.json").write_text("{")
+    (place / "demo.json").write_text(json.dumps({"results": {"random": {"linear": 0.1}, "BYOL": {"linear": 0.4}}}))
+    found = collect.described(collect.read(place))
+    tests = [{"protocol": "linear", "data": "scenes", "test": "top1 50.00%"}]
+    assert found["table_rows"] == [{"label": "no predictor", "seed": 1, "tests": tests}]
+    assert found["demo"]["BYOL"] == {"linear": 0.4}
+
+
+def test_views_are_described_as_they_were_drawn() -> None:
+    """Breaks if the words under a view are another view's."""
+    still = View(
+        area_min=1.0, ratio_min=1.0, ratio_max=1.0, flip=1.0, jitter=0.0, grayscale=1.0, blur=0.0, solarize=1.0
+    )
+    config = Views(t=still)
+    draw = views.draw(0, 0, 1, config)[0]
+    words = samples.in_words(draw, torch.zeros(3, 30, 30, dtype=torch.uint8), config)
+    assert words == "crop 30 × 30 of 30 × 30 px, flipped, grey, solarized"
+
+
+def test_mistakes_in_the_command(tmp_path: Path) -> None:
+    """Breaks if a wrong run or file is a traceback, or is found only after minutes of work."""
+    refused(command("report", cwd=tmp_path), 2, "byol report RUN")
+    refused(command("report", "nowhere", cwd=tmp_path), 2, "no run directory nowhere")
+    refused(command("report", str(tmp_path), "--out", "page.txt", cwd=tmp_path), 2, ".html")
+    refused(command("report", str(tmp_path), "--image", "3", cwd=tmp_path), 2, "--images")
+    refused(command("report", str(tmp_path), cwd=tmp_path), 2, "no run.json")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window; ended with the tests."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+class Watched:
+    """A page in the browser, and everything that it should not do."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda e: self.wrong.append(str(e)))
+        self.page.on("dialog", lambda d: self.wrong.append(d.message))
+        self.page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else self.wrong.append(r.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("#environment")
+
+    def place_of(self, image: int) -> tuple[float, float]:
+        """Where on the screen an image of the map is."""
+        self.page.eval_on_selector("#map", "node => node.scrollIntoView({behavior: 'instant'})")
+        x, y = self.page.eval_on_selector("canvas.world", "(node, i) => [node.atlas.sx(i), node.atlas.sy(i)]", image)
+        box = self.page.locator("canvas.world").bounding_box()
+        return box["x"] + x, box["y"] + y
+
+    def close(self) -> None:
+        assert self.wrong == []
+        self.context.close()
+
+
+def test_the_page_in_a_browser(browser: Any, written: Path) -> None:
+    """Breaks if the page reports an error, a name runs, or the map does not answer pointer and keys (G21)."""
+    watched, model = Watched(browser, written), data_of(written)
+    view, shown = watched.page, model["runs"][0]
+    assert VERDICTS[shown["verdict"]["word"]] in view.locator("h1").inner_text()
+    text = view.locator("main").inner_text()
+    for literal in ("<u>images</u>", "cut </script> short", HOSTILE[0], "run <i>one &amp;", "62.50% ± 3.12", "0.500"):
+        assert literal in text
+    assert "\\u202e" in text  # the mark that would turn the line around is spelled out
+    assert view.locator(".chart svg path.main").count() >= 8
+    gallery_names = model["galleries"][0]["names"]
+    view.mouse.move(*watched.place_of(5))
+    assert gallery_names[5].split("/")[-1] in view.locator("#tip").inner_text()
+    view.mouse.click(*watched.place_of(5))
+    near = view.locator(".near button")
+    assert near.count() == 8
+    nearest = shown["map"]["nearest"][5][0]
+    assert gallery_names[nearest].split("/")[-1] in near.first.get_attribute("aria-label")
+    near.first.click()
+    assert view.eval_on_selector("canvas.world", "node => node.atlas.chosen") == nearest
+    view.focus("canvas.world")
+    for key in ("ArrowLeft", "ArrowRight", "+", "-", "0"):
+        view.keyboard.press(key)
+    assert view.eval_on_selector("canvas.world", "node => node.atlas.chosen !== null")
+    view.keyboard.press("Escape")
+    assert view.eval_on_selector("canvas.world", "node => node.atlas.chosen === null")
+    pixels = "node => new Set(node.getContext('2d').getImageData(0, 0, node.width, node.height).data).size"
+    assert view.eval_on_selector("canvas.world", pixels) > 10
+    assert view.locator(".views canvas").first.evaluate(pixels) > 10
+    watched.close()
+
+
+def test_curves_answer_pointer_and_keys(browser: Any, written: Path) -> None:
+    """Breaks if a curve cannot be read off, with the mouse or without."""
+    watched = Watched(browser, written)
+    chart = watched.page.locator(".chart svg").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    watched.page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 60)
+    assert "Loss after step 6" in watched.page.locator("#tip").inner_text()
+    watched.page.mouse.move(2, 2)
+    chart.focus()
+    watched.page.keyboard.press("ArrowRight")
+    assert "Loss after step 1," in watched.page.locator("#tip").inner_text()
+    watched.close()
+
+
+def test_phone_and_dark(browser: Any, written: Path) -> None:
+    """Breaks if the page is wider than a phone, or the theme follows neither the system nor the button."""
+    watched = Watched(browser, written, 390, "dark")
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = watched.page.evaluate(background)
+    watched.page.click("#theme")
+    light = watched.page.evaluate(background)
+    assert sum(map(int, re.findall(r"\d+", dark))) < 150 < 600 < sum(map(int, re.findall(r"\d+", light)))
+    watched.close()
+
+
+def test_several_runs_side_by_side(browser: Any, run: Path, tmp_path: Path) -> None:
+    """Breaks if the fields that differ are not shown, curves are not overlaid, or one gallery is written twice."""
+    copy = copied(run, tmp_path)
+    record = json.loads((copy / "run.json").read_text())
+    record["config"]["optim.lr"] = 0.123
+    record["request"]["data"] = str(run.parent / "images")
+    (copy / "run.json").write_text(json.dumps(record))
+    out = build.report([run, copy], tmp_path / "two.html", images=12)
+    assert len(data_of(out)["galleries"]) == 1
+    watched = Watched(browser, out)
+    rows = watched.page.locator("#differences tbody tr")
+    assert rows.count() == 1
+    assert "optim.lr" in rows.first.inner_text()
+    assert "0.123" in rows.first.inner_text()
+    assert watched.page.locator(".chart").first.locator("path.main").count() == 2
+    watched.page.locator("#map .segments button", has_text="copy").click()
+    assert watched.page.eval_on_selector("canvas.world", "node => node.atlas.run.name") == "copy"
+    watched.close()
