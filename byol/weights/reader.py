@@ -99,12 +99,14 @@ GROUPS: dict[str, Callable[[list[Any]], Any]] = {
 def read(path: Path) -> Any:
     """The file's content as dictionaries, lists, text, numbers, numpy arrays and tensors."""
     try:
-        with open(path, "rb") as file:
+        file = open(path, "rb")  # noqa: SIM115 (closed below; what fails after this is the file's fault)
+    except OSError as error:
+        raise DiskError(f"Cannot read {path}: {error.strerror or error}.") from None
+    try:
+        with file:
             return _read(file)
     except Refused as error:
         raise Refused(f"{path} {error}") from None
-    except OSError as error:
-        raise DiskError(f"Cannot read {path}: {error.strerror or error}.") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise BadData(f"{path} is damaged or no file of weights ({reason}).") from None
