@@ -7,7 +7,7 @@ import sys
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import scoring, training  # noqa: F401 (they add their verbs to the app)
+from byol.cli import scoring, shards, training  # noqa: F401 (they add their verbs to the app)
 from byol.cli.app import app
 from byol.config import Config, declared
 from byol.errors import ByolError, Interrupted, nearest
@@ -20,7 +20,7 @@ def _explain(error: CycloptsError) -> str:
         return " ".join(str(error).split())
     given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
     verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
-    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows"}
+    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows", "--shard-size", "--shuffle"}
     fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
     return f"There is no flag {given}. {nearest(given, verbs | fields)}"
 

@@ -24,6 +24,7 @@ class Source:
     labels: np.ndarray | None = None  # int64 (count,); of several an image int8 (count, classes)
     classes: tuple[str, ...] = ()
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
+    blocks: np.ndarray | None = None  # int32 (count,): which shard an image is in, where it costs to change it
 
     def __len__(self) -> int:
         return self.count
