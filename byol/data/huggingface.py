@@ -47,9 +47,8 @@ class Spec(NamedTuple):
     @classmethod
     def parse(cls, spec: str) -> Spec:
         rest = spec.removeprefix("hf:")
-        name, _, split = rest.rpartition(":")
-        if not name or not re.fullmatch(r"[\w.+\[\]%-]+", split):
-            name, split = rest, ""
+        match = re.fullmatch(r"(.+?):([A-Za-z_][\w.+-]*(?:\[[\w%:-]*\])?)", rest)
+        name, split = (match[1], match[2]) if match else (rest, "")
         if not name:
             raise UsageError("hf: needs a name of the hub or a path, such as hf:beans:train or hf:data/train.parquet.")
         return cls(places.local(name), split)
@@ -196,8 +195,12 @@ def _batches(file: str) -> list[Any]:
         reader = arrow.ipc.open_stream(source)  # what the datasets library writes
     except arrow.ArrowInvalid:
         reader = arrow.ipc.open_file(source)
-        return [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    return list(reader)
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    else:
+        batches = list(reader)
+    for batch in batches:
+        batch.validate(full=True)  # offsets that lead out of the file would end the process
+    return batches
 
 
 @lru_cache(maxsize=2)
@@ -205,7 +208,7 @@ def _unpacked(file: str, group: int, columns: Columns) -> Any:
     """The images' bytes of a row group of a Parquet file."""
     name = f"{columns.image}.bytes" if columns.nested else columns.image
     with places.opened(file) as source:
-        opened = _arrow().parquet.ParquetFile(source)
+        opened = _arrow().parquet.ParquetFile(source, page_checksum_verification=True)
         found = opened.read_row_group(group, columns=[name], use_threads=False).column(columns.image).combine_chunks()
     return found.field("bytes") if columns.nested else found
 

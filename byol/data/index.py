@@ -115,8 +115,8 @@ def load_index(content: bytes, shards: int, count: int, classes: tuple[str, ...]
     return replace(index, shard=index.shard.astype(np.int32)) if fits else None
 
 
-def indexed(found: tuple[str, ...], cache: Path) -> tuple[tuple[str, ...], Index]:
-    """The stamps of the shards, and where their images are; each shard is looked through once and remembered."""
+def indexed(found: tuple[str, ...], cache: Path) -> tuple[tuple[int, ...], tuple[str, ...], Index]:
+    """Bytes and stamps of the shards, and where their images are; each is looked through once and remembered."""
     workers = READERS if places.is_remote(found[0]) else 1
     with ThreadPoolExecutor(workers) as pool:
         states = list(pool.map(places.status, found))
@@ -126,7 +126,7 @@ def indexed(found: tuple[str, ...], cache: Path) -> tuple[tuple[str, ...], Index
             sizes, stamps = zip(*states, strict=True)
             look = lambda place, size, stamp: _table(place, size, stamp, cache, advance)
             tables = list(pool.map(look, found, sizes, stamps))
-    return stamps, _merged(found, tables)
+    return sizes, stamps, _merged(found, tables)
 
 
 def _together(advance: Callable[[int], None]) -> Callable[[int], None]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from byol.config import Data
@@ -42,16 +41,16 @@ def open_shards(spec: str, config: Data) -> Source:
     single = places.is_pattern(spec) or spec.endswith(".tar")
     manifest = None if single else read_manifest(spec)
     if manifest:
-        found, stamps, index = _listed(spec, manifest, cache)
+        found, sizes, stamps, index = _listed(spec, manifest, cache)
     else:
         found = places.expand(spec) if single else places.matching(spec, "*.tar")
         if not found:
             raise UsageError(f"There are no tar files at {printable(spec)}.")
-        stamps, index = indexed(tuple(found), cache)
+        sizes, stamps, index = indexed(tuple(found), cache)
     remote = places.is_remote(spec)
     opened = Opened(tuple(found), stamps, index, cache, remote and config.shuffle == "shards", config.cache_gb * 1e9)
     if remote:
-        _advise(spec, opened, config)
+        _advise(spec, opened, sizes, config)
     return _source(printable(spec), opened, config.max_megapixels)
 
 
@@ -131,13 +130,12 @@ def _stamp(opened: Opened, number: int) -> bytes:
     return f"{opened.stamps[index.shard[number]]} {index.offset[number]}".encode()
 
 
-def _advise(spec: str, opened: Opened, config: Data) -> None:
+def _advise(spec: str, opened: Opened, sizes: Sequence[int], config: Data) -> None:
     """Over a network the order of reading decides the speed."""
     if not opened.copy:
         say(f"{printable(spec)}: every image is a request of its own; --data.shuffle shards reads shard after shard.")
         return
-    sizes = np.bincount(opened.index.shard, np.maximum(opened.index.size, 0))
-    needed = float(np.sort(sizes)[::-1][: config.window + 1].sum())
+    needed = sum(sorted(sizes)[-config.window - 1 :])
     if needed > opened.limit:
         raise UsageError(
             f"data.window {config.window} mixes {needed / 1e9:.3g} GB of shards, but data.cache_gb is "
@@ -145,7 +143,7 @@ def _advise(spec: str, opened: Opened, config: Data) -> None:
         )
 
 
-def _listed(folder: str, manifest: Manifest, cache: Path) -> tuple[list[str], tuple[str, ...], Index]:
+def _listed(folder: str, manifest: Manifest, cache: Path) -> tuple[list[str], tuple[int, ...], tuple[str, ...], Index]:
     """The shards of a manifest, by its index or, when that is damaged, by their own headers."""
     if not manifest.index:
         raise BadData(f"The shards in {printable(folder)} are not finished: the same `byol shard` goes on with them.")
@@ -155,9 +153,8 @@ def _listed(folder: str, manifest: Manifest, cache: Path) -> tuple[list[str], tu
     index = load_index(_index_bytes(folder, manifest, cache), len(found), manifest.images, manifest.classes)
     if index is None:
         say(f"{printable(folder)}/{INDEX} is damaged: the shards' own headers are used, without checksums.")
-        stamps, index = indexed(tuple(found), cache)
-        return found, stamps, index
-    return found, tuple(shard.sha256 for shard in manifest.shards), index
+        return found, *indexed(tuple(found), cache)
+    return found, tuple(s.bytes for s in manifest.shards), tuple(s.sha256 for s in manifest.shards), index
 
 
 def _check_sizes(found: Sequence[str], manifest: Manifest) -> None:
