@@ -201,9 +201,9 @@ def test_damaged_groups_and_empty_rows_cost_their_images(folder: Path, tmp_path:
     found = found.set_column(0, "image", arrow.array(rows))
     path = tmp_path / "a.parquet"
     parquet.write_table(found, path, row_group_size=6, use_dictionary=False, write_page_checksum=True)
-    place = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
     content = bytearray(path.read_bytes())
-    content[place + 1500] ^= 1
+    content[column.data_page_offset + column.total_compressed_size - 50] ^= 1
     path.write_bytes(content)
     source = data.open_source(f"hf:{path}", Data())
     bad = []

@@ -11,6 +11,7 @@ from byol.config import Data
 from byol.data.benchmarks import BENCHMARKS, open_benchmark
 from byol.data.folder import folder, split_names, split_roots
 from byol.data.huggingface import open_huggingface, parts
+from byol.data.index import read_manifest
 from byol.data.named import torchvision_source
 from byol.data.places import is_pattern, is_remote, local, names
 from byol.data.scenes import scenes
@@ -54,6 +55,8 @@ def open_source(spec: str, config: Data, split: str = "train") -> Source:
 def _roots(spec: str) -> dict[str, str]:
     """The parts of a folder, here or at a URL."""
     if is_remote(spec) and not is_pattern(spec) and not spec.endswith(".tar"):
+        if read_manifest(spec):  # first, because not every server tells what else there is
+            return {}
         return {split: f"{spec.rstrip('/')}/{name}" for split, name in split_names(names(spec)[1]).items()}
     return {split: str(root) for split, root in split_roots(Path(spec)).items()} if Path(spec).is_dir() else {}
 

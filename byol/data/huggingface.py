@@ -161,7 +161,7 @@ def _groups(files: list[str], config: Data, spec: str) -> Groups:
         try:
             schema, counts = _layout(arrow, file)
         except (arrow.ArrowException, OSError, ValueError) as error:
-            raise BadData(f"{printable(file)} cannot be read: {_first_line(error)}.") from None
+            raise BadData(f"{printable(file)} cannot be read: {places.first_line(error)}.") from None
         found = find_columns(arrow, schema, config, spec)
         if columns is not None and found != columns:
             raise BadData(f"{printable(file)} has other columns or classes than {printable(files[0])}.")
@@ -293,7 +293,7 @@ def _image(groups: Groups, row: int) -> Image:
     try:
         content = _bytes(groups, row)
     except (_arrow().ArrowException, OSError, ValueError) as error:
-        say(f"{_describe(groups, row)} cannot be read ({_first_line(error)}); it is kept as an empty image.")
+        say(f"{_describe(groups, row)} cannot be read ({places.first_line(error)}); it is kept as an empty image.")
         content = b""
     extension = next((name for magic, name in KINDS if content.startswith(magic)), "jpg")
     return Image(_describe(groups, row), extension, content)
@@ -328,7 +328,7 @@ def _asked(asked: Spec, question: Callable[[], T]) -> T:
         raise
     except Exception as error:
         raise UsageError(
-            f"hf:{asked.name} could not be loaded from the hub; is this machine offline? ({_first_line(error)})"
+            f"hf:{asked.name} could not be loaded from the hub; is this machine offline? ({places.first_line(error)})"
         ) from None
 
 
@@ -382,7 +382,3 @@ def _describe_hub(title: str, row: int) -> str:
 
 def _stamp_hub(title: str, row: int) -> bytes:
     return f"{title} {row}".encode()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, ByolError, UsageError
 from byol.progress import bar, say
+
+T = TypeVar("T")
 
 MEMORY_SHARE = 0.25
 MOST_HELD_OUT = 1000
@@ -277,13 +279,17 @@ def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Ite
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": quiet_worker} if workers else {}
     if workers:
         options["prefetch_factor"] = prefetch
-    loader: DataLoader[Crops] = DataLoader(stream, batch_size=None, sampler=passes, **options)
+    yield from told(DataLoader(stream, batch_size=None, sampler=passes, **options))
+
+
+def told(loader: DataLoader[T]) -> Iterator[T]:
+    """What the loader gives; torch hands on a worker's error with its traceback for a message, of which only the last
+    line is the sentence."""
     try:
         yield from loader
     except ByolError as error:
-        # torch hands on a worker's error with its traceback as the message; its last line is what was said.
         kind = type(error)
-        raise kind(str(error).strip().splitlines()[-1].rpartition(f"{kind.__name__}: ")[2]) from None
+        raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
 
 
 def quiet_worker(_: int) -> None:

@@ -138,8 +138,8 @@ def read(place: str, start: int, size: int) -> bytes:
     files, path = _filesystem(place)
     try:
         return cast(bytes, _tried(place, lambda: files.cat_file(path, start=start, end=start + size)))
-    except (FileNotFoundError, PermissionError) as error:
-        raise BadImage("shard not found" if isinstance(error, FileNotFoundError) else "no permission") from None
+    except FileNotFoundError:
+        raise BadImage("shard not found") from None
 
 
 def whole(place: str) -> bytes | None:
@@ -238,9 +238,9 @@ def _filesystem(place: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as error:
-        raise UsageError(f"{place.partition('://')[0]}:// needs another package: {_first_line(error)}.") from None
+        raise UsageError(f"{place.partition('://')[0]}:// needs another package: {first_line(error)}.") from None
     except ValueError as error:
-        raise UsageError(f"{printable(place)} cannot be opened: {_first_line(error)}.") from None
+        raise UsageError(f"{printable(place)} cannot be opened: {first_line(error)}.") from None
     return files, path
 
 
@@ -249,16 +249,17 @@ def _tried(place: str, action: Callable[[], T]) -> T:
     for wait in (*PATIENCE, None):
         try:
             return action()
-        except (FileNotFoundError, PermissionError, DiskError):
+        except (FileNotFoundError, DiskError):
             raise
         except Exception as error:
-            if wait is None:
+            if wait is None or isinstance(error, PermissionError):
                 raise DiskError(
-                    f"Cannot read {printable(place)}: {_first_line(error)}. The same command tries again."
+                    f"Cannot read {printable(place)}: {first_line(error)}. The same command tries again."
                 ) from None
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another library says, short enough for a sentence of ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")

@@ -40,6 +40,7 @@ from byol.progress import bar, say
 from byol.records import disk_error, only_writer, require_space, write_atomically
 
 LARGEST = 512_000_000  # bytes of a file that could be an image
+OVERHEAD = 3584  # bytes of headers, class and origin that an image is stored with, at most
 END = bytes(1024)  # of a tar
 SEED = 0  # of the order in which the images are stored
 
@@ -128,7 +129,8 @@ def write(job: Job, out: Path, overwrite: bool = False) -> None:
         raise disk_error(out, error, 0) from None
     manifest = _begun(job, out, overwrite)
     order = job.order()
-    require_space(out, job.size + 2048 * job.count - sum(s.bytes for s in manifest.shards))
+    needed = job.size + OVERHEAD * job.count - sum(s.bytes for s in manifest.shards)
+    require_space(out, needed, "the shards")
     with bar(f"Sharding {job.name}", job.count, "images") as shown, interrupt.deferred():
         tables = list(_kept(manifest, out, order, shown.advance))
         manifest = replace(manifest, shards=manifest.shards[: len(tables)])
@@ -205,7 +207,7 @@ def _write_shard(
     digest, size = hashlib.sha256(), 0
     try:
         with open(temporary, "wb") as file:
-            for place in order.tolist():
+            for place in map(int, order):
                 _stop_if_asked(number)
                 image = job.image(place)
                 pieces = _members(job, place, image)

@@ -44,7 +44,7 @@ def open_shards(spec: str, config: Data) -> Source:
         found, sizes, stamps, index = _listed(spec, manifest, cache)
     else:
         found = places.expand(spec) if single else places.matching(spec, "*.tar")
-        if not found:
+        if not found or (found == [spec] and not places.is_remote(spec) and not os.path.exists(spec)):
             raise UsageError(f"There are no tar files at {printable(spec)}.")
         sizes, stamps, index = indexed(tuple(found), cache)
     remote = places.is_remote(spec)
