@@ -16,6 +16,7 @@ from byol.data.decode import printable
 BLOCK = 512
 CHUNK = 1 << 20
 NOTHING = bytes(BLOCK)
+MOST = 1 << 62  # that an array of sizes can hold
 LONGEST = 1 << 20  # of a name in a header of its own
 SMALL = {"cls": 256, "json": 1 << 16}  # members that are read on the way, and the most that they may hold
 NO_DATA = b"123456"  # links, devices, folders and pipes
@@ -63,7 +64,7 @@ def members(file: BinaryIO, size: int) -> Iterator[Member]:
             with suppress(ValueError):
                 length = int(extra.get("size", length))
             if kind in b"07\0" and kind:
-                yield Member(extra.get("path", name), start, max(length, 0))
+                yield Member(extra.get("path", name), start, min(max(length, 0), MOST))
             extra = {}
         length = 0 if kind in NO_DATA else max(length, 0)
         offset = start + (length + BLOCK - 1) // BLOCK * BLOCK
@@ -109,7 +110,7 @@ def _sample(
         top=printable(top) if slash else "",
         crc=_checksum(file, image) if checksums else -1,
         label=_clean(label) if isinstance(label, str) else printable(told.get("cls", b"").strip()),
-        place=place if isinstance(place, int) and not isinstance(place, bool) else -1,
+        place=place if type(place) is int and 0 <= place < MOST else -1,
         named=isinstance(name, str),
     )
 
