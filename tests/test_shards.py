@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -551,6 +554,46 @@ def test_shards_at_a_url(folder: Path, bucket: str, tiny: dict[str, object], tmp
     for path in kept:  # a damaged copy is not believed
         path.write_bytes(bytes(path.stat().st_size))
     same(found, crops(bucket, config))
+
+
+class Pieces(http.server.BaseHTTPRequestHandler):
+    """Serves files, also in pieces, as object stores do."""
+
+    protocol_version = "HTTP/1.1"
+    root = Path()
+
+    def do_GET(self) -> None:
+        path = self.root / self.path.rpartition("/")[2]
+        content = path.read_bytes() if path.is_file() else b""
+        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, end = (int(asked[1]), min(int(asked[2]) + 1, len(content))) if asked else (0, len(content))
+        self.send_response(404 if not path.is_file() else 206 if asked else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(content[start:end] if self.command == "GET" else b"")
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.timeout(120)
+def test_shards_over_http(folder: Path, shards: Path, tiny: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if pieces over HTTP are not those of the files, or workers that end disturb their parent's connections."""
+    pytest.importorskip("aiohttp", reason="aiohttp, which fsspec needs for http, is not installed")
+    monkeypatch.setattr(Pieces, "root", shards)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pieces) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/data"
+        config = settings(tiny, data__workers=2)
+        alone = crops(url, settings(tiny))
+        same(alone, crops(str(folder), config))
+        same(alone, crops(url, config))
+        same(alone, crops(url, settings(tiny)))
+        server.shutdown()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -28,6 +28,8 @@ PATIENCE = (1.0, 4.0)  # seconds before another try at a network that failed
 CHUNK = 1 << 22
 MOST_FILES = 1_000_000
 
+_alive: dict[int, Any] = {}
+
 
 def is_remote(place: str) -> bool:
     return "://" in place
@@ -241,6 +243,9 @@ def _filesystem(place: str) -> tuple[Any, str]:
         raise UsageError(f"{place.partition('://')[0]}:// needs another package: {first_line(error)}.") from None
     except ValueError as error:
         raise UsageError(f"{printable(place)} cannot be opened: {first_line(error)}.") from None
+    # A forked worker that lets go of an inherited connection takes it from the event loop that it still shares with its
+    # parent, whose next request would then wait for ever: so nobody lets go.
+    _alive[id(files)] = files
     return files, path
 
 

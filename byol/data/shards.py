@@ -60,12 +60,19 @@ def names_shards(spec: str) -> bool:
 
 
 def holds_shards(folder: str) -> bool:
-    """Whether a folder is one of shards: written by us, or with tar files and neither images nor folders beside."""
-    files, folders = places.names(folder)
-    if MANIFEST in files:
+    """Whether a folder here is one of shards: written by us, or with tar files and neither images nor folders."""
+    if os.path.exists(os.path.join(folder, MANIFEST)):
         return True
-    images = any(name.lower().rpartition(".")[2] in EXTENSIONS for name in files)
-    return any(name.endswith(".tar") for name in files) and not images and not folders
+    found = False
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:  # a folder of a million images is left at the first
+            name = entry.name.lower()
+            if name.startswith("."):
+                continue
+            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS:
+                return False
+            found |= name.endswith(".tar")
+    return found
 
 
 def _source(name: str, opened: Opened, max_megapixels: float) -> Source:
