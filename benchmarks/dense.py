@@ -29,12 +29,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "segmentation.channels": 64,
     },
     "bccd": {
-        "detection.steps": 2000,
+        "detection.steps": 600,
+        "detection.batch": 2,
         "detection.lrs": (0.001, 0.005),
-        "detection.longest": (240, 400),
-        "detection.test_longest": 320,
-        "detection.proposals": (500, 200),
+        "detection.longest": (160, 224),
+        "detection.test_longest": 192,
+        "detection.proposals": (200, 100),
         "detection.rois": 64,
+        "detection.roi_size": 7,
     },
     "kitchen": {
         "depth.steps": 1500,

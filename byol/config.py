@@ -40,6 +40,17 @@ class Data:
     max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
     exclude: str = option("", "a list of images to leave out, as `byol doctor` writes it")
     root: str = option("datasets", "where torchvision data sets are looked for and downloaded to")
+    shuffle: Literal["images", "shards"] = option(
+        "images",
+        "images: any order, the same as from a folder; shards: some shards at a time, for reading over a network",
+    )
+    window: int = option(16, "shards that data.shuffle=shards mixes at a time", low=1)
+    cache: str = option("", "where indexes and copies of shards are kept; the user's cache if empty", on_resume=True)
+    cache_gb: float = option(
+        20.0, "most that copies of remote shards may take; those in use must fit", low=0, on_resume=True
+    )
+    image_column: str = option("", "of Parquet, Arrow and Hugging Face data; found by its type if empty")
+    label_column: str = option("", "likewise; none: without labels")
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,8 @@ def only_writer(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def require_space(out: Path, needed: int) -> None:
+def require_space(out: Path, needed: int, what: str = "checkpoints") -> None:
     """Says before a long run, not after it, that the disk is too full."""
     free = shutil.disk_usage(out).free
     if free < needed:
-        raise DiskError(
-            f"Not enough space in {out}: checkpoints need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free."
-        )
+        raise DiskError(f"Not enough space in {out}: {what} need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free.")

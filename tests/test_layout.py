@@ -18,9 +18,10 @@ ORDER = [
     ("presets", "records", "networks", "objectives", "optim", "views", "machine"),
     ("data.decode", "data.task", "evals.spec", "paper"),
     ("method", "data.folder", "data.named", "data.scenes", "data.dense", "data.examine", "evals.metrics"),
-    ("evals.logistic", "pictures"),
-    ("data.layouts", "data.rendered", "data.pairs"),
-    ("data.benchmarks", "data.masks", "data.depths", "data.boxes"),
+    ("data.tars", "data.places", "data.columns", "evals.logistic", "pictures"),
+    ("data.layouts", "data.rendered", "data.pairs", "data.index"),
+    ("data.benchmarks", "data.masks", "data.depths", "data.boxes", "data.shards", "data.sharding"),
+    ("data.huggingface",),
     ("data", "checkpoint", "algorithm"),
     ("data.loader", "evals.encoder"),
     ("evals.features", "evals.backbone", "evals.geometry"),
@@ -46,7 +47,7 @@ ORDER = [
     ("report.samples",),
     ("report.build",),
     ("cli.app",),
-    ("cli.training", "cli.scoring", "cli.weights", "cli.images", "cli.help", "cli.pages"),
+    ("cli.training", "cli.scoring", "cli.weights", "cli.images", "cli.help", "cli.pages", "cli.shards"),
     ("cli",),
 ]
 RANK = {name: rank for rank, room in enumerate(ORDER) for name in room}

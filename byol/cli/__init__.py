@@ -7,7 +7,7 @@ import sys
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import help, images, pages, scoring, training, weights  # noqa: F401 (they add their verbs to the app)
+from byol.cli import help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
 from byol.errors import ByolError, Interrupted, nearest
 

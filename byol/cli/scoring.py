@@ -26,7 +26,7 @@ def embed(
     run
         A run directory or an encoder.safetensors file.
     data
-        A folder of images, torchvision:NAME, or scenes.
+        A folder of images or shards, a pattern or URL of shards, torchvision:NAME, hf:NAME-or-PATH, or scenes.
     out
         The file to write.
     split
@@ -62,7 +62,8 @@ def evaluate(
     run
         A run directory or an encoder.safetensors file; random:RUN is the same network before training.
     on
-        A folder of class folders (with or without train, val and test), scenes, torchvision:NAME, or one of
+        A folder of class folders (with or without train, val and test) or shards, a pattern or URL of shards,
+        hf:NAME-or-PATH, scenes, torchvision:NAME, or one of
         imagenet, places365, food101, cifar10, cifar100, birdsnap, sun397, cars, aircraft, voc2007, dtd, pets,
         caltech101, flowers102. For segmentation, detection and depth: images with their masks, boxes or depth maps.
     protocol

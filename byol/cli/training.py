@@ -28,7 +28,8 @@ def pretrain(
     Parameters
     ----------
     data
-        A folder of images, torchvision:NAME, scenes (rendered, needs no files), or a data set of the paper below
+        A folder of images or of tar shards, a pattern or URL of shards (shards-{000..099}.tar, s3://…),
+        torchvision:NAME, hf:NAME-or-PATH, scenes (rendered, needs no files), or a data set of the paper below
         --data.root, such as imagenet or places365.
     preset
         auto, paper-1000, paper-300, paper-100, paper-40, paper-512, simclr, imagenette, cifar10 or cifar10-cpu.
@@ -52,15 +53,18 @@ def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any
     from byol.presets import compose
 
     compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
-    known = data == "scenes" or data.startswith(("scenes:", "torchvision:"))
-    if known or Path(data).is_dir():
+    known = data == "scenes" or data.startswith(("scenes:", "torchvision:", "hf:"))
+    shards = "://" in data or data.endswith(".tar") or bool(set("*?[{") & set(data))
+    if known or shards or Path(data).is_dir():
         return
     if data.isalnum():  # such as imagenet; what else is no folder is said without loading torch
         from byol.data.benchmarks import BENCHMARKS
 
         if data in BENCHMARKS:
             return
-    raise UsageError(f"There is no folder {data}. Give a folder of images, torchvision:NAME, imagenet or scenes.")
+    raise UsageError(
+        f"There is no folder {data}. Give one of images or shards, torchvision:NAME, hf:NAME, imagenet or scenes."
+    )
 
 
 @app.command(group=TRAIN)

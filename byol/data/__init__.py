@@ -1,4 +1,4 @@
-"""From the name of a data set to its images: a folder, a torchvision set, the embedded scenes, or a benchmark."""
+"""From the name of a data set to its images: a folder, shards, a named set, the embedded scenes, or a benchmark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import numpy as np
 
 from byol.config import Data
 from byol.data.benchmarks import BENCHMARKS, open_benchmark
-from byol.data.folder import folder, split_roots
+from byol.data.folder import folder, split_names, split_roots
+from byol.data.huggingface import open_huggingface, parts
+from byol.data.index import read_manifest
 from byol.data.named import torchvision_source
+from byol.data.places import is_pattern, is_remote, local, names
 from byol.data.scenes import scenes
+from byol.data.shards import holds_shards, names_shards, open_shards
 from byol.data.source import Source
 from byol.data.task import Part, Sealed, Task, as_source, held_out_fraction, joined, whole
 from byol.errors import BadData, UsageError, nearest
@@ -53,6 +57,7 @@ def without(source: Source, listed: Path) -> Source:
         labels=None if source.labels is None else source.labels[kept],
         stamp=partial(_at, source.stamp, kept) if source.stamp else None,
         path=partial(_at, source.path, kept) if source.path else None,
+        blocks=None if source.blocks is None else source.blocks[kept],
     )
 
 
@@ -61,7 +66,8 @@ def _at(function: Callable[[int], T], kept: np.ndarray, place: int) -> T:
 
 
 def _open(spec: str, config: Data, split: str) -> Source:
-    """`scenes[:COUNT]`, `torchvision:NAME[:SPLIT]`, a folder (or one part of it) or a benchmark.
+    """`scenes[:COUNT]`, `torchvision:NAME[:SPLIT]`, `hf:NAME-or-PATH[:SPLIT]`, a benchmark, or images in a folder or in
+    tar shards: a folder of them, a pattern or a URL.
 
     Of a benchmark of the paper, pretraining sees all training images, those held out for validation among them.
     """
@@ -78,11 +84,28 @@ def _open(spec: str, config: Data, split: str) -> Source:
     if spec in BENCHMARKS and not Path(spec).is_dir() and split == "train":
         task = open_benchmark(spec, Path(config.root), config.max_megapixels)
         return as_source(joined(task.train, task.validation), task.classes)
-    roots = split_roots(Path(spec)) if Path(spec).is_dir() else {}
+    if spec.startswith("hf:"):
+        return open_huggingface(spec, config, split)
+    spec = local(spec)
+    roots = _roots(spec)
     if not roots and split != "train":
         raise UsageError(f"{spec} has no {split} part: that would be a sub-folder beside one named train.")
-    part = roots.get(split) or roots.get("val") or Path(spec)
-    return folder(part, config.max_megapixels)
+    return _open_files(roots.get(split) or roots.get("val") or spec, config)
+
+
+def _roots(spec: str) -> dict[str, str]:
+    """The parts of a folder, here or at a URL."""
+    if is_remote(spec) and not is_pattern(spec) and not spec.endswith(".tar"):
+        if read_manifest(spec):  # first, because not every server tells what else there is
+            return {}
+        return {split: f"{spec.rstrip('/')}/{name}" for split, name in split_names(names(spec)[1]).items()}
+    return {split: str(root) for split, root in split_roots(Path(spec)).items()} if Path(spec).is_dir() else {}
+
+
+def _open_files(spec: str, config: Data) -> Source:
+    if holds_shards(spec) if Path(spec).is_dir() else names_shards(spec):
+        return open_shards(spec, config)
+    return folder(Path(spec), config.max_megapixels)
 
 
 def open_task(spec: str, config: Data) -> Task:
@@ -92,18 +115,19 @@ def open_task(spec: str, config: Data) -> Task:
     """
     if spec in BENCHMARKS:
         return open_benchmark(spec, Path(config.root), config.max_megapixels)
-    if not Path(spec).is_dir() and not spec.startswith(("scenes", "torchvision:")):
+    spec = local(spec)
+    if not Path(spec).is_dir() and not spec.startswith(("scenes", "torchvision:", "hf:")) and not names_shards(spec):
         raise UsageError(f"There is no folder and no benchmark '{spec}'. {nearest(spec, BENCHMARKS)}")
     if spec.startswith("scenes"):
         return _with_test(spec, open_source(spec, config), None, partial(_scenes_test, spec, config))
     if spec.startswith("torchvision:"):
         return _with_test(spec, open_source(spec, config), None, partial(open_source, spec, config, "test"))
-    roots = split_roots(Path(spec))
-    train = folder(roots.get("train", Path(spec)), config.max_megapixels)
-    if not roots:
+    found = parts(spec) if spec.startswith("hf:") else set(_roots(spec))
+    train = open_source(spec, config)
+    if not found & {"val", "test"}:
         return _split(train)
-    given = folder(roots["val"], config.max_megapixels) if {"val", "test"} <= roots.keys() else None
-    return _with_test(spec, train, given, partial(folder, roots.get("test") or roots["val"], config.max_megapixels))
+    given = open_source(spec, config, "val") if {"val", "test"} <= found else None
+    return _with_test(spec, train, given, partial(open_source, spec, config, "test"))
 
 
 def _scenes_test(spec: str, config: Data) -> Source:

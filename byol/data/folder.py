@@ -7,7 +7,7 @@ import heapq
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -53,7 +53,12 @@ class Walk:
 
 def folder(path: Path, max_megapixels: float = 64.0) -> Source:
     """All images below `path`; the first folder level is the class when every image has one and there are two."""
-    path = Path(path)
+    paths, labels, classes = listed(Path(path))
+    return of_paths(printable(path), paths, max_megapixels, labels, classes)
+
+
+def listed(path: Path) -> tuple[Paths, np.ndarray | None, tuple[str, ...]]:
+    """The images below `path` in order, their classes and the names of these."""
     check_root(path)
     root, walk = os.fsencode(path), Walk()
     found = sorted(_images(root, walk))
@@ -61,9 +66,12 @@ def folder(path: Path, max_megapixels: float = 64.0) -> Source:
         raise BadData(_nothing_found(path, walk))
     if walk.unreadable:
         logging.getLogger(__name__).warning(_left_out(path, walk))
-    ends = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
-    paths = Paths(root, b"".join(found), ends)
-    return of_paths(printable(path), paths, max_megapixels, *_labels(found))
+    return joined(found, root), *_labels(found)
+
+
+def joined(texts: Sequence[bytes], root: bytes = b"") -> Paths:
+    """Many short texts in one buffer."""
+    return Paths(root, b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
 
 
 def of_paths(
@@ -86,12 +94,18 @@ def split_roots(path: Path) -> dict[str, Path]:
     """The parts "train", "val" and "test" of a data set that comes in such folders; {} when it does not."""
     try:
         with os.scandir(path) as entries:
-            names = {entry.name.lower(): entry.name for entry in sorted(entries, key=_name) if entry.is_dir()}
+            names = [entry.name for entry in sorted(entries, key=_name) if entry.is_dir()]
     except OSError:
         return {}
-    found = {split: [names[a] for a in aliases if a in names] for split, aliases in SPLITS.items()}
-    roots = {split: Path(path) / matches[0] for split, matches in found.items() if matches}
-    return roots if "train" in roots and len(roots) > 1 else {}
+    return {split: Path(path) / name for split, name in split_names(names).items()}
+
+
+def split_names(names: Sequence[str]) -> dict[str, str]:
+    """Which folders are the parts; {} unless there are train and another."""
+    lower = {name.lower(): name for name in names}
+    found = {split: [lower[a] for a in aliases if a in lower] for split, aliases in SPLITS.items()}
+    parts = {split: matches[0] for split, matches in found.items() if matches}
+    return parts if "train" in parts and len(parts) > 1 else {}
 
 
 def _name(entry: os.DirEntry[str]) -> bytes:
@@ -165,14 +179,18 @@ def _labels(found: list[bytes]) -> tuple[np.ndarray | None, tuple[str, ...]]:
 def _read(paths: Paths, max_megapixels: float, index: int) -> torch.Tensor:
     with open_regular(os.path.join(paths.root, paths[index])) as file:
         size = os.fstat(file.fileno()).st_size
-        # 8 bytes hold a pixel of 16-bit RGBA, uncompressed: a larger file is no image that we would accept.
-        if size > max(SMALLEST_CAP, max_megapixels * 8e6):
-            raise BadImage(f"file of {size / 1e6:.0f} MB, too large for an image of {max_megapixels:g} megapixels")
+        check_size(size, max_megapixels)
         return decode(file, max_megapixels)
 
 
 def _path(paths: Paths, index: int) -> bytes:
     return os.path.join(paths.root, paths[index])
+
+
+def check_size(size: int, max_megapixels: float) -> None:
+    # 8 bytes hold a pixel of 16-bit RGBA, uncompressed: a larger file is no image that we would accept.
+    if size > max(SMALLEST_CAP, max_megapixels * 8e6):
+        raise BadImage(f"file of {size / 1e6:.0f} MB, too large for an image of {max_megapixels:g} megapixels")
 
 
 def _describe(paths: Paths, index: int) -> str:

@@ -12,8 +12,8 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from byol import views
 from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
-from byol.errors import BadData
+from byol.errors import BadData, ByolError, UsageError
 from byol.progress import bar, say
+
+T = TypeVar("T")
 
 MEMORY_SHARE = 0.25
 MOST_HELD_OUT = 1000
@@ -49,6 +51,14 @@ class Crops(NamedTuple):
     bad: list[Bad]
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Which shard each training image is in, and how many shards are mixed at a time."""
+
+    number: np.ndarray  # int32 (len(train),)
+    window: int
+
+
 @dataclass(frozen=True)
 class Images:
     """The images of a run: those to train on, those held out, and all of them decoded when they fit."""
@@ -59,6 +69,7 @@ class Images:
     pixels: Tensor | None  # uint8 (count, 3, H, W)
     bad: list[Bad]
     fingerprint: str
+    blocks: Blocks | None = None  # None: an epoch is any permutation
 
     def read(self, indices: np.ndarray) -> list[Tensor]:
         """Decoded images uint8 (3, H, W), bad ones left out."""
@@ -85,7 +96,16 @@ def prepare(source: Source, config: Config) -> Images:
         check_bad(len(bad), len(kept) + len(bad), config, bad)
     count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
     shuffled = np.random.default_rng([config.run.seed, 1]).permutation(indices)
-    return Images(source, np.sort(shuffled[count:]), np.sort(shuffled[:count]), pixels, bad, fingerprint)
+    train, held_out = np.sort(shuffled[count:]), np.sort(shuffled[:count])
+    return Images(source, train, held_out, pixels, bad, fingerprint, _blocks(source, train, config))
+
+
+def _blocks(source: Source, train: np.ndarray, config: Config) -> Blocks | None:
+    if config.data.shuffle == "images":
+        return None
+    if source.blocks is None:
+        raise UsageError(f"data.shuffle shards is for images in shards, which {source.name} is not.")
+    return Blocks(source.blocks[train], config.data.window)
 
 
 def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None:
@@ -153,17 +173,13 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
             shown.advance()
     labels = None if source.labels is None else source.labels[kept]
     names = [source.describe(i) for i in kept]
-    held = Source(source.name, len(kept), images.__getitem__, names.__getitem__, labels, source.classes)
+    blocks = None if source.blocks is None else source.blocks[kept]
+    held = Source(source.name, len(kept), images.__getitem__, names.__getitem__, labels, source.classes, blocks=blocks)
     if not images or any(image.shape != images[0].shape for image in images):
         return held, kept, None, bad
     pixels = torch.stack(images)
     images.clear()
-    return (
-        Source(source.name, len(kept), pixels.__getitem__, names.__getitem__, labels, source.classes),
-        kept,
-        pixels,
-        bad,
-    )
+    return replace(held, read=pixels.__getitem__), kept, pixels, bad
 
 
 def generator(*key: int | str) -> torch.Generator:
@@ -173,15 +189,23 @@ def generator(*key: int | str) -> torch.Generator:
 
 
 @functools.lru_cache(maxsize=4)
-def _epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return torch.randperm(count, generator=generator("order", seed, epoch)).numpy()
+def _epoch_order(seed: int, epoch: int, count: int, blocks: Blocks | None = None) -> np.ndarray:
+    random = generator("order", seed, epoch)
+    if blocks is None:
+        return torch.randperm(count, generator=random).numpy()
+    # The shards in a random order, an image at a random place among the `window` shards from its own on: in any stretch
+    # of the epoch only about so many shards are read, and none is come back to.
+    rank = torch.randperm(int(blocks.number.max()) + 1, generator=random).numpy()[blocks.number]
+    return np.argsort(rank + blocks.window * torch.rand(count, generator=random, dtype=torch.float64).numpy())
 
 
-def batch_positions(seed: int, step: int, batch: int, count: int) -> np.ndarray:
+def batch_positions(seed: int, step: int, batch: int, count: int, blocks: Blocks | None = None) -> np.ndarray:
     """Which of `count` images the step sees: epoch after epoch, each a new permutation, with no remainder dropped."""
     places = np.arange(step * batch, (step + 1) * batch)
     epochs = places // count
-    return np.concatenate([_epoch_order(seed, int(e), count)[places[epochs == e] % count] for e in np.unique(epochs)])
+    return np.concatenate(
+        [_epoch_order(seed, int(e), count, blocks)[places[epochs == e] % count] for e in np.unique(epochs)]
+    )
 
 
 class Stream(torch.utils.data.Dataset[Crops]):
@@ -220,7 +244,7 @@ def _micro_batch(
 ) -> tuple[np.ndarray, tuple[views.ViewDraw, ...]]:
     step, part = divmod(k, plan.accumulate)
     start, stop = part * plan.micro_batch, (part + 1) * plan.micro_batch
-    positions = batch_positions(config.run.seed, step, plan.batch, len(images.train))
+    positions = batch_positions(config.run.seed, step, plan.batch, len(images.train), images.blocks)
     draws = views.draw(config.run.seed, step, plan.batch, config.views)[:count]
     return images.train[positions[start:stop]], tuple(views.slice_draw(draw, start, stop) for draw in draws)
 
@@ -262,8 +286,17 @@ def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Ite
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": quiet_worker} if workers else {}
     if workers:
         options["prefetch_factor"] = prefetch
-    loader: DataLoader[Crops] = DataLoader(stream, batch_size=None, sampler=passes, **options)
-    yield from loader
+    yield from told(DataLoader(stream, batch_size=None, sampler=passes, **options))
+
+
+def told(loader: DataLoader[T]) -> Iterator[T]:
+    """What the loader gives; torch hands on a worker's error with its traceback for a message, of which only the last
+    line is the sentence."""
+    try:
+        yield from loader
+    except ByolError as error:
+        kind = type(error)
+        raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
 
 
 def quiet_worker(_: int) -> None:

@@ -25,6 +25,7 @@ class Source:
     classes: tuple[str, ...] = ()
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
     path: Callable[[int], bytes] | None = None  # where the file of an image is, when each has its own
+    blocks: np.ndarray | None = None  # int32 (count,): which shard an image is in, where it costs to change it
 
     def __len__(self) -> int:
         return self.count

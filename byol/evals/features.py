@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from byol import data, views
 from byol.config import Config
 from byol.crops import MARGIN, center_crop
-from byol.data.loader import quiet_worker, worker_count
+from byol.data.loader import quiet_worker, told, worker_count
 from byol.data.source import BadImage, Source
 from byol.data.task import Part, as_source
 from byol.errors import BadData, UsageError
@@ -78,7 +78,7 @@ def centre_crops(source: Source, resolution: int, workers: int = 0, margin: floa
         num_workers=workers,
         worker_init_fn=quiet_worker if workers else None,
     )
-    for chunk in loader:
+    for chunk in told(loader):
         for name in chunk.bad:
             say(f"Left out: {name}")
         yield chunk

@@ -1,0 +1,46 @@
+"""The verb that packs images for reading in bulk: shard."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from byol.cli.app import app
+from byol.errors import UsageError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+LEAST = 10_000
+
+
+@app.command
+def shard(folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool = True, overwrite: bool = False) -> None:
+    """Pack a folder of images into tar shards; the same command again goes on, or checks every finished shard.
+
+    Parameters
+    ----------
+    folder
+        A folder of images, with or without class folders or train, val and test parts.
+    out
+        Where the shards go, with shards.json (names and SHA-256) and shards.npz (where each image lies).
+    shard_size
+        The most that a shard holds, such as 256MB or 1GB.
+    shuffle
+        Store the images in a mixed order, for readers that read on and on; ours gives them in the folder's order.
+    overwrite
+        Start again when the folder holds shards of other images.
+    """
+    size = _bytes(shard_size)
+    if not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}.")
+    from byol.data import sharding
+
+    sharding.shard(folder, out, size, shuffle, overwrite)
+
+
+def _bytes(text: str) -> int:
+    """`256MB` in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(B|KB|MB|GB|)", text.strip().upper())
+    size = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if size < LEAST:
+        raise UsageError(f"--shard-size should be a size such as 256MB or 1GB, not '{text}'.")
+    return size

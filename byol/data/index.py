@@ -1,0 +1,295 @@
+"""Where every image of a set of shards lies: as `byol shard` wrote it down, or found from the tars' own headers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from byol.data import places, tars
+from byol.data.decode import printable
+from byol.data.folder import Paths, joined, supported
+from byol.errors import BadData, DiskError
+from byol.progress import bar
+from byol.records import write_atomically
+
+MANIFEST, INDEX = "shards.json", "shards.npz"
+FORMAT = "byol-shards-1"
+READERS = 8  # shards that are indexed at a time over a network
+LABELLED = 0.99  # of the images with a label, for the others to count as damaged
+MOST_CLASSES = 1_000_000
+
+Table = dict[str, Any]  # columns of one shard: offset, size, crc, place, and texts as a buffer and ends
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard, as the manifest lists it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    images: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """shards.json: what the shards hold, of which the first are finished."""
+
+    job: str  # tells these images, in this order and size of shard, from others
+    images: int
+    classes: tuple[str, ...]
+    shards: tuple[Shard, ...] = ()
+    index: str = ""  # SHA-256 of shards.npz; empty until every shard is finished
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where every image is, in the order of the source."""
+
+    shard: np.ndarray  # int32 (count,)
+    offset: np.ndarray  # int64 (count,)
+    size: np.ndarray  # int64 (count,), -1: damaged
+    crc: np.ndarray  # int64 (count,), of the image's bytes, -1: unknown
+    names: Paths
+    labels: np.ndarray | None
+    classes: tuple[str, ...]
+
+
+def read_manifest(folder: str) -> Manifest | None:
+    """shards.json of a folder, checked: its names lead nowhere else."""
+    place = f"{folder.rstrip('/')}/{MANIFEST}"
+    content = places.whole(place)
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+        if found.pop("format") != FORMAT:
+            raise BadData(f"{printable(place)} is of another format than {FORMAT}.")
+        shards = tuple(Shard(**shard) for shard in found.pop("shards"))
+        manifest = Manifest(**{**found, "classes": tuple(map(str, found["classes"]))}, shards=shards)
+        if any("/" in s.name or s.name.startswith(".") or not s.name.endswith(".tar") for s in shards):
+            raise ValueError
+        if sum(int(s.images) for s in shards) != manifest.images and manifest.index:
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise BadData(f"{printable(place)} is damaged or not ours.") from None
+    return manifest
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    return (json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def index_bytes(index: Index) -> bytes:
+    """As a .npz file: plain arrays with a CRC each, nothing that could run."""
+    columns = {"shard": index.shard, "offset": index.offset, "size": index.size, "crc": index.crc}
+    labels = np.empty(0, np.int64) if index.labels is None else index.labels
+    return _npz(columns | text_columns("names", index.names) | {"labels": labels})
+
+
+def load_index(content: bytes, shards: int, count: int, classes: tuple[str, ...]) -> Index | None:
+    """None when it is damaged or does not fit."""
+    found = _arrays(content, ("shard", "offset", "size", "crc"), ("names",), ("labels",))
+    if found is None or len(found["shard"]) != count:
+        return None
+    labels = found["labels"] if len(found["labels"]) else None
+    shard, offset, size, crc = (found[name] for name in ("shard", "offset", "size", "crc"))
+    index = Index(shard, offset, size, crc, _paths("names", found), labels, classes)
+    fits = count == 0 or bool(index.shard.min() >= 0 and index.shard.max() < shards and index.offset.min() >= 0)
+    if labels is not None:
+        fits &= len(labels) == count and bool(labels.min() >= 0 and labels.max() < len(classes))
+    return replace(index, shard=index.shard.astype(np.int32)) if fits else None
+
+
+def indexed(found: tuple[str, ...], cache: Path) -> tuple[tuple[int, ...], tuple[str, ...], Index]:
+    """Bytes and stamps of the shards, and where their images are; each is looked through once and remembered."""
+    workers = READERS if places.is_remote(found[0]) else 1
+    with ThreadPoolExecutor(workers) as pool:
+        states = list(pool.map(places.status, found))
+        megabytes = sum(max(size >> 20, 1) for size, _ in states)
+        with bar("Indexing", megabytes, "MB") as shown:
+            advance = _together(shown.advance)
+            sizes, stamps = zip(*states, strict=True)
+            look = lambda place, size, stamp: _table(place, size, stamp, cache, advance)
+            tables = list(pool.map(look, found, sizes, stamps))
+    return sizes, stamps, _merged(found, tables)
+
+
+def _together(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """The bar is one for all threads."""
+    lock = threading.Lock()
+
+    def locked(count: int) -> None:
+        with lock:
+            advance(count)
+
+    return locked
+
+
+def _table(place: str, size: int, stamp: str, cache: Path, advance: Callable[[int], None]) -> Table:
+    """What one shard holds: from an earlier look at it, or from its headers."""
+    where = place if places.is_remote(place) else os.path.abspath(place)
+    path = cache / "index" / f"{hashlib.sha256(os.fsencode(f'{where} {stamp}')).hexdigest()[:24]}.npz"
+    columns, texts = ("offset", "size", "crc", "place", "named"), ("names", "labels", "tops")
+    with alone(path):
+        content = b""
+        with suppress(OSError):
+            content = path.read_bytes()
+        found = _arrays(content, columns, texts, ())
+        if found is None:
+            found = table_of(place, size, advance=advance)
+            keep(path, _npz(found))
+        else:
+            advance(max(size >> 20, 1))
+    return found
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """The processes of a run open the same shards at once: one looks, the others wait and read what it kept."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))
+        lock.acquire()
+    except OSError:  # nothing can be kept there
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Writes to a cache."""
+    with suppress(DiskError, OSError):  # a cache that cannot be written costs time, not the run
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+
+
+def table_of(place: str, size: int, checksums: bool = False, advance: Callable[[int], None] = lambda _: None) -> Table:
+    """The images of a shard as arrays, from its headers (and bytes, for their checksums)."""
+    rows, done = [], 0
+    with places.opened(place) as file:
+        head = file.read(6)
+        if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")):
+            raise BadData(f"{printable(place)} is compressed: decompress it, so that single images can be read.")
+        for row in tars.samples(file, size, frozenset(supported()), checksums):
+            rows.append(row)
+            if row.offset >> 20 > done:
+                advance((row.offset >> 20) - done)
+                done = row.offset >> 20
+    advance(max(size >> 20, 1) - done)
+    columns = {
+        name: np.array([getattr(r, name) for r in rows], np.int64) for name in ("offset", "size", "crc", "place")
+    }
+    columns["named"] = np.array([r.named for r in rows], np.int64)
+    for name, values in (("names", "name"), ("labels", "label"), ("tops", "top")):
+        columns |= text_columns(name, joined([getattr(r, values).encode("utf-8", "surrogateescape") for r in rows]))
+    return columns
+
+
+def _merged(found: Sequence[str], tables: Sequence[Table]) -> Index:
+    """All shards as one, in their order or, of shards that came from a folder, in that folder's."""
+    columns = {n: np.concatenate([t[n] for t in tables]) for n in ("offset", "size", "crc", "place", "named")}
+    count = len(columns["place"])
+    if not np.any(columns["size"] >= 0):
+        raise BadData(f"No images found in {len(found)} tar files such as {printable(found[0])}.")
+    shard = np.repeat(np.arange(len(tables)), [len(t["place"]) for t in tables])
+    names, labels, tops = ([text for t in tables for text in texts(t, n)] for n in ("names", "labels", "tops"))
+    # The name of a member may come back in the next shard, that of a file in a folder does not.
+    files = [os.path.basename(place) for place in found]
+    names = [n if own else f"{files[s]}/{n}" for n, own, s in zip(names, columns["named"], shard, strict=True)]
+    numbers, classes = _numbers(labels, columns["size"] >= 0)
+    if numbers is None and not any(labels):
+        numbers, classes = _numbers(tops, columns["size"] >= 0)
+        numbers = numbers if len(classes) > 1 else None
+    size = columns["size"] if numbers is None else np.where(numbers < 0, -1, columns["size"])
+    order = np.arange(count)
+    if len(np.unique(columns["place"])) == count and columns["place"].min() >= 0:
+        order = np.argsort(columns["place"])
+    return Index(
+        shard[order].astype(np.int32),
+        columns["offset"][order],
+        size[order],
+        columns["crc"][order],
+        joined([names[i].encode("utf-8", "surrogateescape") for i in order]),
+        None if numbers is None else np.maximum(numbers, 0)[order],
+        classes if numbers is not None else (),
+    )
+
+
+def _numbers(labels: Sequence[str], sound: np.ndarray) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Class numbers (-1 where one is missing) and names; None when too many are missing for that to be damage."""
+    known = {label for label in labels if label}
+    there = sum(bool(label) for label in labels)
+    if not known or there < LABELLED * int(sound.sum()):
+        return None, ()
+    if all(label.isdecimal() and len(label) < 8 for label in known):
+        classes = tuple(map(str, range(max(map(int, known)) + 1)))
+        if len(classes) > MOST_CLASSES:
+            return None, ()
+        return np.array([int(label) if label else -1 for label in labels]), classes
+    classes = tuple(sorted(known, key=lambda label: label.encode("utf-8", "surrogateescape")))
+    number = {name: i for i, name in enumerate(classes)} | {"": -1}
+    return np.array([number[label] for label in labels]), classes
+
+
+def _npz(columns: Table) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **columns)
+    return content.getvalue()
+
+
+def _arrays(content: bytes, columns: Sequence[str], texts: Sequence[str], free: Sequence[str]) -> Table | None:
+    """The arrays of a .npz file when it is sound: as many rows in each column, texts that end where they should."""
+    try:
+        with np.load(io.BytesIO(content)) as file:
+            found = {name: file[name] for name in file.files}
+        count = len(found[columns[0]])
+        for name in (*columns, *free, *(f"{t}_ends" for t in texts)):
+            if (
+                found[name].ndim != 1
+                or found[name].dtype.kind != "i"
+                or (name not in free and len(found[name]) != count)
+            ):
+                return None
+        for text in texts:
+            ends, buffer = found[f"{text}_ends"], found[text]
+            if buffer.dtype != np.uint8 or buffer.ndim != 1 or np.any(np.diff(ends, prepend=0) < 0):
+                return None
+            if count and ends[-1] != len(buffer):
+                return None
+    except (ValueError, OSError, KeyError, EOFError, IndexError, MemoryError, OverflowError, zlib.error):
+        return None
+    except (zipfile.BadZipFile, NotImplementedError, SyntaxError, RuntimeError):
+        return None
+    return found
+
+
+def text_columns(name: str, texts: Paths) -> dict[str, np.ndarray]:
+    return {name: np.frombuffer(texts.buffer, np.uint8), f"{name}_ends": texts.ends}
+
+
+def _paths(name: str, arrays: Table) -> Paths:
+    return Paths(b"", arrays[name].tobytes(), arrays[f"{name}_ends"])
+
+
+def texts(arrays: Table, name: str) -> Iterator[str]:
+    texts = _paths(name, arrays)
+    for i in range(len(texts.ends)):
+        yield texts[i].decode("utf-8", "surrogateescape")

@@ -1,0 +1,270 @@
+"""Where files are read from: this machine or any fsspec URL, whole, in pieces, or by way of a local copy."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import unquote
+
+from filelock import FileLock
+
+from byol.data.decode import open_regular, printable
+from byol.data.source import BadImage
+from byol.errors import BadData, DiskError, UsageError
+from byol.records import disk_error
+
+T = TypeVar("T")
+
+PATIENCE = (1.0, 4.0)  # seconds before another try at a network that failed
+CHUNK = 1 << 22
+MOST_FILES = 1_000_000
+
+_alive: dict[int, Any] = {}
+
+
+def is_remote(place: str) -> bool:
+    return "://" in place
+
+
+def local(spec: str) -> str:
+    """`file:///a/b` as /a/b; anything else as it is."""
+    return unquote(spec.removeprefix("file://")) if spec.startswith("file://") else spec
+
+
+def is_pattern(spec: str) -> bool:
+    """Whether it stands for several files: `{000..012}`, `{a,b}`, `*`, `?` or `[…]`."""
+    return bool(re.search(r"[*?\[]|\{[^{}]*(\.\.|,)[^{}]*\}", spec))
+
+
+def expand(spec: str) -> list[str]:
+    """The files that a pattern stands for, in order."""
+    found: list[str] = []
+    for item in _braces(spec):
+        if not re.search(r"[*?\[]", item):
+            found.append(item)
+        elif is_remote(item):
+            files, path = _filesystem(item)
+            found += [files.unstrip_protocol(p) for p in sorted(_tried(item, partial(files.glob, path)))]
+        else:
+            found += sorted(glob.glob(item), key=os.fsencode)
+    return list(dict.fromkeys(found))
+
+
+def _braces(spec: str) -> list[str]:
+    """`a{00..02}` and `a{x,y}` written out, as a shell does."""
+    match = re.search(r"\{([^{}]*)\}", spec)
+    if not match or not (".." in match[1] or "," in match[1]):
+        return [spec]
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if abs(last - first) >= MOST_FILES:
+            raise UsageError(f"{spec} stands for more than a million files.")
+        width = len(span[1]) if span[1].startswith("0") else 0
+        middle = [f"{n:0{width}d}" for n in range(first, last + 1)] or [
+            f"{n:0{width}d}" for n in range(first, last, -1)
+        ]
+    else:
+        middle = match[1].split(",")
+    ends = _braces(spec[match.end() :])
+    return [spec[: match.start()] + text + end for text in middle for end in ends]
+
+
+def names(folder: str) -> tuple[list[str], list[str]]:
+    """(files, sub-folders) by their bare names, sorted; nothing when it is no folder."""
+    if not is_remote(folder):
+        try:
+            with os.scandir(folder) as scan:
+                entries = sorted((e.name, e.is_dir()) for e in scan if not e.name.startswith("."))
+        except OSError:
+            return [], []
+        return [n for n, is_folder in entries if not is_folder], [n for n, is_folder in entries if is_folder]
+    files, path = _filesystem(folder)
+    try:
+        found = _tried(folder, lambda: files.ls(path, detail=True))
+    except FileNotFoundError:
+        return [], []
+    kinds = sorted((str(e["name"]).rstrip("/").rpartition("/")[2], e["type"]) for e in found)
+    return [n for n, kind in kinds if kind != "directory"], [n for n, kind in kinds if kind == "directory"]
+
+
+def matching(folder: str, pattern: str) -> list[str]:
+    """The files right in a folder whose names match."""
+    return [f"{folder.rstrip('/')}/{name}" for name in names(folder)[0] if fnmatch.fnmatch(name, pattern)]
+
+
+def below(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """All files anywhere below a folder whose names end so, sorted."""
+    if not is_remote(folder):
+        walk = sorted(os.path.join(at, name) for at, _, found in os.walk(folder) for name in found)
+        return [path for path in walk if path.endswith(endings)]
+    files, path = _filesystem(folder)
+    found = sorted(_tried(folder, lambda: files.find(path)))
+    return [files.unstrip_protocol(p) for p in found if p.endswith(endings)]
+
+
+def status(place: str) -> tuple[int, str]:
+    """(bytes, a text that changes when the content does)."""
+    if not is_remote(place):
+        try:
+            found = os.stat(place)
+        except OSError as error:
+            raise BadData(f"Cannot read {printable(place)}: {error.strerror}.") from None
+        return found.st_size, f"{found.st_size} {found.st_mtime_ns}"
+    files, path = _filesystem(place)
+    try:
+        info = _tried(place, lambda: files.info(path))
+    except FileNotFoundError:
+        raise BadData(f"There is no {printable(place)}.") from None
+    told = next((str(info[k]) for k in ("ETag", "etag", "md5", "mtime", "LastModified", "created") if info.get(k)), "")
+    return int(info["size"] or 0), f"{info['size']} {told}"
+
+
+def read(place: str, start: int, size: int) -> bytes:
+    """A piece of a file, shorter where the file ends; `BadImage` when it cannot be read and never will."""
+    if not is_remote(place):
+        with open_regular(os.fsencode(place)) as file:
+            try:
+                return os.pread(file.fileno(), size, start)
+            except OSError as error:
+                raise BadImage((error.strerror or "cannot be read").lower()) from None
+    files, path = _filesystem(place)
+    try:
+        return cast(bytes, _tried(place, lambda: files.cat_file(path, start=start, end=start + size)))
+    except FileNotFoundError:
+        raise BadImage("shard not found") from None
+
+
+def whole(place: str) -> bytes | None:
+    """All of a small file; None when there is none."""
+    try:
+        if not is_remote(place):
+            return Path(place).read_bytes()
+        files, path = _filesystem(place)
+        return cast(bytes, _tried(place, lambda: files.cat_file(path)))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DiskError(f"Cannot read {printable(place)}: {error.strerror or error}.") from None
+
+
+def opened(place: str) -> BinaryIO:
+    """A file to read and seek in; over a network it is fetched in pieces of some megabytes."""
+    try:
+        if not is_remote(place):
+            return open(place, "rb")
+        files, path = _filesystem(place)
+        return cast(BinaryIO, _tried(place, lambda: files.open(path, "rb", block_size=CHUNK)))
+    except OSError as error:
+        raise BadData(f"Cannot read {printable(place)}: {error.strerror or error}.") from None
+
+
+def default_cache() -> Path:
+    """Where indexes and copies are kept when nothing else is asked for."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "byol" / "shards"
+
+
+def copy_path(place: str, stamp: str, cache: Path) -> Path:
+    """Where a local copy of a remote file is or would be."""
+    return cache / "copies" / f"{hashlib.sha256(f'{place} {stamp}'.encode()).hexdigest()[:24]}.tar"
+
+
+def copied(place: str, stamp: str, cache: Path, limit: float) -> Path:
+    """A local copy, made when there is none; those not used for longest make room below `limit` bytes."""
+    path = copy_path(place, stamp, cache)
+    with suppress(OSError):
+        os.utime(path)
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):  # several workers need it, one fetches it
+            if not path.exists():
+                _fetch(place, path)
+                _make_room(path, limit)
+    except OSError as error:
+        raise disk_error(path, error, 0) from None
+    return path
+
+
+def _fetch(place: str, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _tried(place, lambda: _download(place, temporary))
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        raise BadImage("shard not found") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _download(place: str, temporary: Path) -> None:
+    files, path = _filesystem(place)
+    with files.open(path, "rb", block_size=CHUNK) as source, open(temporary, "wb") as target:
+        while data := source.read(CHUNK):
+            try:
+                target.write(data)
+            except OSError as error:
+                raise disk_error(temporary, error, len(data)) from None
+
+
+def _make_room(newest: Path, limit: float) -> None:
+    """A copy that another worker reads from meanwhile lives on until it is closed."""
+    found = []
+    for path in newest.parent.glob("*.tar"):
+        with suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= limit:
+            break
+        if path != newest:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+            total -= size
+
+
+def _filesystem(place: str) -> tuple[Any, str]:
+    """fsspec's own object for it, asked for anew each time: it must not be carried over into a forked worker."""
+    import fsspec
+
+    try:
+        files, path = fsspec.core.url_to_fs(place)
+    except ImportError as error:
+        raise UsageError(f"{place.partition('://')[0]}:// needs another package: {first_line(error)}.") from None
+    except ValueError as error:
+        raise UsageError(f"{printable(place)} cannot be opened: {first_line(error)}.") from None
+    # A forked worker that lets go of an inherited connection takes it from the event loop that it still shares with its
+    # parent, whose next request would then wait for ever: so nobody lets go.
+    _alive[id(files)] = files
+    return files, path
+
+
+def _tried(place: str, action: Callable[[], T]) -> T:
+    """What the action gives; a network that fails gets another chance, twice, and then ends the run, resumably."""
+    for wait in (*PATIENCE, None):
+        try:
+            return action()
+        except (FileNotFoundError, DiskError):
+            raise
+        except Exception as error:
+            if wait is None or isinstance(error, PermissionError):
+                raise DiskError(
+                    f"Cannot read {printable(place)}: {first_line(error)}. The same command tries again."
+                ) from None
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, short enough for a sentence of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
