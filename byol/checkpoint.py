@@ -56,9 +56,9 @@ def found(directory: Path) -> list[Path]:
     return sorted((p for p in directory.iterdir() if NAME.fullmatch(p.name)), reverse=True)
 
 
-def load_newest(directory: Path, method: Method, optimizer: Optimizer) -> int:
-    """Restores the newest checkpoint that is whole and returns its step, or 0 when there is none."""
-    paths = found(directory)
+def load_newest(directory: Path, method: Method, optimizer: Optimizer, step: int = -1) -> int:
+    """Restores the newest checkpoint that is whole, or that of a step, and returns its step; 0: there is none."""
+    paths = [path for path in found(directory) if step in (-1, int(path.name[5:14]))]
     for path in paths:
         try:
             tensors = read(path)

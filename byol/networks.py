@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from byol import distributed
 from byol.config import Network
 from byol.errors import UsageError, nearest
 
@@ -203,7 +204,8 @@ def norm_without_offset(features: int) -> nn.BatchNorm1d:
 class OptimalLinear(nn.Module):
     """The predictor Q* = argmin ‖Z·Q − Z'‖² of a batch in closed form (paper, appendix I); it has nothing to train.
 
-    The gradient flows through its input Z alone, as it does through a predictor that is optimal already (appendix H).
+    The batch is that of all processes. The gradient flows through its input Z alone, as it does
+    through a predictor that is optimal already (appendix H).
     """
 
     def __init__(self, ridge: float) -> None:
@@ -221,10 +223,10 @@ class OptimalLinear(nn.Module):
         """Q*, (F, F), with ridge·(mean eigenvalue of Z^T·Z) on the diagonal, for features that vanish or repeat."""
         wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
         z, wanted = projection.to(wide), target.to(wide)
-        moments = z.T @ z
+        moments, correlations = distributed.all_reduce(z.T @ z), distributed.all_reduce(z.T @ wanted)
         moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
         # NaN is no error here: the loss shows it.
-        solution: Tensor = torch.linalg.solve_ex(moments, z.T @ wanted).result
+        solution: Tensor = torch.linalg.solve_ex(moments, correlations).result
         return solution
 
 

@@ -14,8 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from rooms before it; a tuple is one room whose modules may not import each other.
 ORDER = [
     ("errors",),
-    ("config", "progress", "interrupt", "schedules", "data.source", "crops"),
-    ("presets", "records", "networks", "objectives", "optim", "views", "machine"),
+    ("config", "progress", "interrupt", "schedules", "data.source", "crops", "distributed"),
+    ("norms", "presets", "records", "networks", "objectives", "optim", "views", "machine"),
     ("data.decode", "data.task", "evals.spec"),
     ("method", "data.folder", "data.named", "data.scenes", "evals.metrics", "evals.logistic", "pictures"),
     ("data.layouts",),
