@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -32,6 +33,7 @@ T = TypeVar("T")
 JOIN_SECONDS = 600.0  # machines of a cluster do not start together
 BEAT_SECONDS = 0.5
 PATIENCE = 0.4  # of the timeout: a process without a heart beat is dead, one that is only late has the whole timeout
+LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
 BUCKET_BYTES = 25_000_000
 
 _calls = itertools.count()
@@ -123,6 +125,8 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
         _leave(job)
     except BaseException as error:
         _report(job, error)
+        with suppress(Exception):
+            _leave(job, LAST_WORDS_SECONDS)
         raise
     finally:
         job.over.set()
@@ -159,12 +163,14 @@ def _join(who: Seat, cuda: bool, timeout: float) -> Job:
     return Job(who, store, timeout)
 
 
-def _leave(job: Job) -> None:
+def _leave(job: Job, seconds: float = math.inf) -> None:
     """The first goes last: the others may still want to read what it keeps."""
+    keys = [f"left.{other}" for other in range(job.seat.world)]
     with _together():
-        job.store.set(f"left.{job.seat.rank}", "")
-    for other in range(job.seat.world if job.seat.rank == 0 else 0):
-        _wait(f"left.{other}")
+        job.store.set(keys[job.seat.rank], "")
+        until = time.monotonic() + seconds
+        while job.seat.rank == 0 and not job.store.check(keys) and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def _brief(error: object) -> str:

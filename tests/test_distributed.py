@@ -1,0 +1,174 @@
+"""Several processes are one run: the same weights, one writer, one end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from byol import checkpoint, distributed, records
+from tests import processes
+from tests.conftest import TINY
+
+SMALL = TINY | {
+    "data.resolution": 16,
+    "network.encoder": "small",
+    "run.precision": "float64",
+    "run.monitor_epochs": 100,
+    "views.t.blur": 0.0,
+}
+
+
+def command(out: Path, overrides: dict[str, Any], images: int = 64) -> list[str]:
+    flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in overrides.items()]
+    return ["pretrain", f"scenes:{images}", "--preset", "cifar10-cpu", "--out", str(out), *flags]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.found(out / "checkpoints")[0])
+
+
+def distance(one: Path, other: Path) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[n].double() - second[n].double()).abs().max()) for n in first)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All jobs of this module in one go: loading torch takes longer than they do."""
+    place = tmp_path_factory.mktemp("jobs")
+    twenty = SMALL | {"optim.batch": 64, "optim.epochs": 20}
+    twelve = SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2, "run.timeout": 5}
+    jobs: dict[str, dict[str, Any]] = {
+        "norms": {"world": 4, "check": "norms_agree"},
+        "losses": {"world": 2, "check": "losses_agree"},
+        "exchanges": {"world": 3, "check": "exchanges_agree"},
+    }
+    for passes in (1, 2):
+        for world in (1, 2, 4):
+            out = place / f"{world}x{passes}"
+            jobs[out.name] = {"world": world, "command": command(out, twenty | {"optim.accumulate": passes})}
+    jobs["whole"] = {"world": 2, "command": command(place / "whole", twelve)}
+    for name, rank in (("SIGKILL", 1), ("SIGSTOP", 1), ("SIGTERM", 0), ("raise", 1)):
+        asked = command(place / name, twelve)
+        jobs[name] = {"world": 2, "command": asked, "mischief": name, "rank": rank, "step": 6, "seconds": 20}
+        if name != "raise":
+            jobs[f"{name} again"] = {"world": 1 if name == "SIGSTOP" else 2, "command": asked}
+    jobs["odd"] = {"world": 3, "command": command(place / "odd", twelve)}
+    results = processes.run([job | {"place": str(place)} for job in jobs.values()])
+    return dict(zip(jobs, results, strict=True)) | {"place": place}
+
+
+@pytest.mark.parametrize("name", ["norms", "losses", "exchanges"])
+def test_what_processes_compute_together(ended: dict[str, Any], name: str) -> None:
+    """Breaks if statistics, negatives, a solved predictor or their gradients are not those of the whole batch (G8)."""
+    assert not any(ended[name]["codes"]), "\n".join(ended[name]["errors"])
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_number_of_processes_does_not_change_the_run(ended: dict[str, Any], passes: int) -> None:
+    """Breaks if 2 × 32 or 4 × 16 images give other weights than 1 × 64, with or without accumulation."""
+    one = ended["place"] / f"1x{passes}"
+    for world in (1, 2, 4):
+        out = ended["place"] / f"{world}x{passes}"
+        assert ended[out.name]["codes"] == [0] * world, "\n".join(ended[out.name]["errors"])
+        assert checkpoint.found(out / "checkpoints")[0].name.startswith("step-000000020")
+        assert distance(one, out) < 1e-9
+        assert records.read_json(out / "run.json")["processes"] == world
+        lines, expected = (records.read_metrics(p / "metrics.jsonl") for p in (out, one))
+        assert [line["step"] for line in lines] == [line["step"] for line in expected]
+        for line, other in zip(lines, expected, strict=True):
+            assert line == pytest.approx(other, rel=1e-5, abs=1e-8)
+    assert distance(ended["place"] / "1x1", ended["place"] / "1x2") > 1e-3  # accumulation does, by its statistics
+
+
+def test_only_the_first_process_speaks(ended: dict[str, Any]) -> None:
+    """Breaks if every process shows the plan, or an error that all find alike."""
+    assert "Plan for" in ended["4x1"]["errors"][0]
+    assert ended["4x1"]["errors"][1:] == ["", "", ""]
+    assert ended["odd"]["codes"] == [2, 2, 2]
+    assert "cannot be shared by 3 processes" in ended["odd"]["errors"][0]
+    assert ended["odd"]["errors"][1:] == ["", ""]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_job_that_lost_a_process_goes_on_to_the_same_bits(ended: dict[str, Any], name: str) -> None:
+    """Breaks if a rerun after a kill or a signal ends differently from an uninterrupted run (G9)."""
+    assert ended["whole"]["codes"] == ended[f"{name} again"]["codes"] == [0, 0]
+    assert "Resuming at step" in ended[f"{name} again"]["errors"][0]
+    first, second = weights(ended["place"] / "whole"), weights(ended["place"] / name)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    texts = [(ended["place"] / out / "metrics.jsonl").read_text() for out in ("whole", name)]
+    assert texts[0] == texts[1]
+
+
+def test_a_lost_process_ends_the_job_at_once(ended: dict[str, Any]) -> None:
+    """Breaks if the others hang, or end without saying why."""
+    killed = ended["SIGKILL"]
+    assert killed["codes"] == [75, -signal.SIGKILL]
+    assert "The same command continues" in killed["errors"][0]
+    assert killed["seconds"] < 15
+    failed = ended["raise"]
+    assert failed["codes"] == [1, 1]
+    assert "Process 1 failed: RuntimeError: a wire was cut" in failed["errors"][0]
+    assert "process 1: This should not happen: RuntimeError: a wire was cut" in failed["errors"][1]
+    record = records.read_json(ended["place"] / "raise" / "run.json")
+    assert [session["status"] for session in record["sessions"]] == ["interrupted"]
+
+
+def test_a_stopped_process_ends_the_job_within_the_timeout(ended: dict[str, Any]) -> None:
+    """Breaks if a process that hangs leaves the others hanging; and one process can go on with what two began."""
+    stopped = ended["SIGSTOP"]
+    assert stopped["codes"] == [75, None]
+    assert "Process 1 has not answered" in stopped["errors"][0]
+    assert ended["SIGSTOP again"]["codes"] == [0], ended["SIGSTOP again"]["errors"]
+    assert distance(ended["place"] / "whole", ended["place"] / "SIGSTOP") < 1e-9
+
+
+def test_a_signal_to_one_process_saves_the_step_of_all(ended: dict[str, Any]) -> None:
+    """Breaks if SIGTERM loses a step, or only the process that had it stops (G3)."""
+    assert ended["SIGTERM"]["codes"] == [75, 75]
+    assert "Interrupted after step 6 of 12, saved" in ended["SIGTERM"]["errors"][0]
+    assert "Resuming at step 6 of 12" in ended["SIGTERM again"]["errors"][0]
+
+
+def test_torchrun_restarts_what_was_killed(tmp_path: Path, ended: dict[str, Any]) -> None:
+    """Breaks if `torchrun -m byol` needs anything else, or its restart does not end with the same bits."""
+    asked = command(tmp_path / "run", SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2})
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
+    environment = os.environ | {"PYTHONPATH": str(processes.ROOT), "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "tests.dying"]
+    done = subprocess.run([*start, *asked], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming at step 4" in done.stderr
+    first, second = weights(ended["place"] / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_where_a_process_sits() -> None:
+    """Breaks if torchrun's or Slurm's variables are read wrongly."""
+    torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}
+    assert distributed.seat(torchrun) == (5, 8, 1, 4)
+    slurm = {
+        "SLURM_STEP_NUM_TASKS": "16",
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+        "SLURM_STEP_NODELIST": "gpu[003-004]",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_STEP_ID": "0",
+    }
+    assert distributed.seat(slurm) == (9, 16, 1, 8)
+    assert distributed.address(slurm) == ("gpu003", "32345")
+    # In a batch script, and in a step of one task, there is nobody to meet.
+    assert distributed.seat({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}) == (0, 1, 0, 1)
+    assert distributed.seat({}) == (0, 1, 0, 1)
+    hosts = {"a": "a", "a,b": "a", "n[1-3]": "n1", "gpu[03-07,9]-ib,cpu1": "gpu03-ib", "rack1n2,rack1n3": "rack1n2"}
+    assert {nodes: distributed.first_host(nodes) for nodes in hosts} == hosts
