@@ -167,6 +167,17 @@ class Runtime:
     monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
     monitor_images: int = option(1000, "images the monitor looks at", low=16)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
+    recompute: bool = option(
+        False,
+        "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
+        on_resume=True,
+    )
+    shard_optimizer: bool = option(
+        False,
+        "each process keeps the optimizer's state of its share of the weights only: the same bits",
+        on_resume=True,
+    )
+    compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     timeout: float = option(
         60.0, "seconds after which a process that does not answer ends the job", low=1, on_resume=True
     )

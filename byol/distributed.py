@@ -343,6 +343,17 @@ def broadcast(tensors: Iterable[Tensor], source: int = 0) -> None:
         _unflat(flat, bucket)
 
 
+def to_first(tensor: Tensor, owner: int) -> Tensor:
+    """The owner's tensor at the first process, on its CPU; for these two to call."""
+    if owner:
+        with _together():
+            if rank():
+                dist.send(tensor.contiguous(), 0)
+            else:
+                dist.recv(tensor, owner)
+    return tensor if rank() else tensor.detach().cpu()
+
+
 def average(tensors: Iterable[Tensor]) -> None:
     """The mean over processes, in place: buckets travel while the next is packed."""
     if _job is None:

@@ -50,6 +50,7 @@ class SyncBatchNorm(_BatchNorm):
     def __init__(self, plain: _BatchNorm, size: int) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, False, plain.track_running_stats)
         self.size, self.affine = size, plain.affine
+        self.exchanges = True
         self.weight, self.bias = plain.weight, plain.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(self, name, getattr(plain, name))

@@ -11,9 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from byol import checkpoint, distributed, estimate, interrupt, method, monitor, norms, optim, records, schedules, views
+from byol import (
+    checkpoint,
+    distributed,
+    estimate,
+    interrupt,
+    method,
+    monitor,
+    networks,
+    norms,
+    optim,
+    records,
+    schedules,
+    views,
+)
 from byol.algorithm import Pass, update
 from byol.checkpoint import State
 from byol.config import Config, Plan
@@ -67,9 +81,14 @@ def _run(setup: Setup) -> Run:
     torch.manual_seed(config.run.seed)
     model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
     norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
-    optimizer = optim.build(model, config.optim)
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    optimizer = optim.build(model, config.optim, config.run.shard_optimizer)
     estimate.announce(setup, model)
     step = resume(setup, model, optimizer)
+    if config.run.compile:
+        for branch in filter(None, (model.online, model.target)):
+            networks.use_compile(branch.encoder)
     first = distributed.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine) if first else None
     metrics = records.Metrics(setup.out / "metrics.jsonl" if first else None, step, config.run.tensorboard)
@@ -133,7 +152,7 @@ def train(state: State, setup: Setup, watcher: monitor.Monitor | None, metrics: 
             due |= bool(config.run.checkpoint_steps) and done % config.run.checkpoint_steps == 0
             due, stop = distributed.any_of(due, interrupt.requested())
             if due or stop:
-                distributed.from_first(partial(save, now, setup))
+                distributed.from_first(partial(save, now, setup, optim.whole_state(optimizer)))
                 saved = time.monotonic()
             if stop and done < plan.steps:
                 raise Interrupted(f"Interrupted after step {done} of {plan.steps}, saved; the same command continues.")
@@ -162,9 +181,9 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         yield Pass(both[0], both[1], labels)
 
 
-def save(state: State, setup: Setup) -> None:
+def save(state: State, setup: Setup, slots_of: dict[Tensor, dict[str, Any]]) -> None:
     setup.collect_bad()
-    checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
+    checkpoint.save(setup.checkpoints, state, setup.config.run.keep, slots_of)
 
 
 def look(state: State, setup: Setup, watcher: monitor.Monitor | None, metrics: records.Metrics) -> None:

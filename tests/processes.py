@@ -122,7 +122,7 @@ def _wait(children: list[int], seconds: float) -> list[int | None]:
 
 def _main() -> None:
     # Loaded once, for all that are forked; dynamo by the first optimizer.
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     import byol.pretraining  # noqa: F401
     from byol import networks

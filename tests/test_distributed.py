@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from byol import checkpoint, distributed, records
+from byol import checkpoint, distributed, networks, optim, records
+from byol.errors import UsageError
 from tests import processes
 from tests.conftest import TINY
 
@@ -61,6 +63,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         jobs[name] = {"world": 2, "command": asked, "mischief": name, "rank": rank, "step": 6, "seconds": 20}
         if name != "raise":
             jobs[f"{name} again"] = {"world": 1 if name == "SIGSTOP" else 2, "command": asked}
+    asked = command(place / "sharded", twelve | {"run.shard_optimizer": True})
+    jobs["sharded"] = {"world": 2, "command": asked, "mischief": "SIGTERM", "rank": 1, "step": 6}
+    jobs["sharded again"] = {"world": 2, "command": asked}
     jobs["odd"] = {"world": 3, "command": command(place / "odd", twelve)}
     results = processes.run([job | {"place": str(place)} for job in jobs.values()])
     return dict(zip(jobs, results, strict=True)) | {"place": place}
@@ -98,9 +103,12 @@ def test_only_the_first_process_speaks(ended: dict[str, Any]) -> None:
     assert ended["odd"]["errors"][1:] == ["", ""]
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "sharded"])
 def test_a_job_that_lost_a_process_goes_on_to_the_same_bits(ended: dict[str, Any], name: str) -> None:
-    """Breaks if a rerun after a kill or a signal ends differently from an uninterrupted run (G9)."""
+    """Breaks if a rerun after a kill or a signal ends differently from an uninterrupted run (G9).
+
+    The last one's optimizer is sharded, which must neither change a bit nor lose state in a checkpoint.
+    """
     assert ended["whole"]["codes"] == ended[f"{name} again"]["codes"] == [0, 0]
     assert "Resuming at step" in ended[f"{name} again"]["errors"][0]
     first, second = weights(ended["place"] / "whole"), weights(ended["place"] / name)
@@ -150,6 +158,49 @@ def test_torchrun_restarts_what_was_killed(tmp_path: Path, ended: dict[str, Any]
     assert "Resuming at step 4" in done.stderr
     first, second = weights(ended["place"] / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_shares_of_the_optimizer_are_even() -> None:
+    """Breaks if one process keeps most of the state, or a parameter belongs to none or two."""
+    params = [torch.empty(size) for size in (100, 90, 60, 50, 40, 10, 1)]
+    lists = optim.shares(params, 3)
+    assert [sum(p.numel() for p in part) for part in lists] == [111, 130, 110]
+    assert sorted(p.numel() for part in lists for p in part) == sorted(p.numel() for p in params)
+    assert optim.shares(params[:1], 3) == [[params[0]], [], []]
+
+
+def test_recomputing_changes_memory_and_nothing_else() -> None:
+    """Breaks if a block's second forward pass moves running statistics, or a bit of a gradient differs."""
+    torch.manual_seed(0)
+    plain = networks.resnet(18, 0.1, small_images=True)
+    again = copy.deepcopy(plain)
+    networks.use_recompute(again)
+    images = torch.randn(4, 3, 16, 16)
+    kept = []
+    for encoder in (plain, again):
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
+        ):
+            output = encoder(images)
+        output.square().sum().backward()
+        kept.append(sum(saved))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(plain.buffers(), again.buffers(), strict=True))
+    assert kept[1] < kept[0] / 3
+    with pytest.raises(UsageError, match="ResNets"):
+        networks.use_recompute(torch.nn.Linear(2, 2))
+
+
+def test_a_compiled_encoder_keeps_its_names() -> None:
+    """Breaks if compiling renames weights, or changes what the encoder computes."""
+    torch.manual_seed(0)
+    plain = networks.resnet(18, 0.05, small_images=True)
+    compiled = copy.deepcopy(plain)
+    networks.use_compile(compiled, backend="eager")
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(compiled(images), plain(images))
+    assert list(compiled.state_dict()) == list(plain.state_dict())
 
 
 def test_where_a_process_sits() -> None:
