@@ -23,7 +23,8 @@ def requested() -> bool:
     return _state["requested"]
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def handle(number: int, frame: FrameType | None) -> None:
+    """The answer to a signal."""
     if _state["deferred"]:
         echo = "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _asked["at"] < ECHO_SECONDS
         if _state["requested"] and number == signal.SIGINT and not echo:
@@ -39,7 +40,7 @@ def handled() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {n: signal.signal(n, _handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

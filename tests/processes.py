@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(jobs: list[dict[str, Any]], timeout: float = 280) -> list[dict[str, Any]]:
+def run(jobs: list[dict[str, Any]], timeout: float = 800) -> list[dict[str, Any]]:
     """Each job: world, arguments of the command (or a check's name), mischief. Back: codes, errors, seconds."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.processes"]

@@ -8,7 +8,7 @@ import sys
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import scoring, training  # noqa: F401 (they add their verbs to the app)
+from byol.cli import cluster, scoring, training  # noqa: F401 (they add their verbs to the app)
 from byol.cli.app import app
 from byol.config import Config, declared
 from byol.errors import ByolError, Interrupted, Lost, UsageError, nearest
@@ -21,7 +21,8 @@ def _explain(error: CycloptsError) -> str:
         return " ".join(str(error).split())
     given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
     verbs = {"--preset", "--config", "--out", "--overwrite", "--split", "--on", "--protocol", "--budget", "--seeds"}
-    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows"}
+    verbs |= {"--list", "--scale", "--data", "--jobs", "--rows", "--devices", "--device-type", "--images", "--encoders"}
+    verbs |= {"--nodes", "--gpus", "--partition", "--hours", "--cpus", "--dry-run"}
     fields = {f"--{name}" for kind in (Config, Specs) for name, _, _ in declared(kind)}
     return f"There is no flag {given}. {nearest(given, verbs | fields)}"
 
