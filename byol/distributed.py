@@ -36,6 +36,8 @@ PATIENCE = 0.4  # of the timeout: a process without a heart beat is dead, one th
 LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
 BUCKET_BYTES = 25_000_000
 
+GONE = re.compile("gloo|nccl|socket|store|connect|timed? ?out|broken pipe|reset by peer", re.IGNORECASE)
+
 _calls = itertools.count()
 
 
@@ -235,7 +237,9 @@ def _together() -> Iterator[None]:
     """Around everything that needs the others: their failure becomes `Lost`, with their message."""
     try:
         yield
-    except RuntimeError as error:
+    except RuntimeError as error:  # gloo and the store have no type of their own for it
+        if not isinstance(error, dist.DistError) and not GONE.search(str(error)):
+            raise
         assert _job
         raise _found(_job.store, error) from None
 

@@ -145,7 +145,8 @@ def whole_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
                 if owner == distributed.rank():
                     value = optimizer.state[param][name]
                 else:  # a counter, or a buffer of the parameter's shape
-                    value = torch.empty_like(param if torch.is_tensor(like[name]) and like[name].ndim else like[name])
+                    shape = param.shape if like[name].ndim else like[name].shape
+                    value = like[name].new_empty(shape)
                 whole[param][name] = distributed.to_first(value, owner)
     return whole
 

@@ -103,11 +103,11 @@ def small() -> Any:
     return encoder
 
 
-def _wait(children: list[int], seconds: float) -> list[int | None]:
+def _wait(children: list[int], seconds: float, one_stopped: bool) -> list[int | None]:
     """Exit codes; None for what had to be ended, a stopped process among them."""
     codes: dict[int, int | None] = {}
     until = time.monotonic() + seconds
-    while len(codes) < len(children) and time.monotonic() < until:
+    while len(codes) < len(children) - one_stopped and time.monotonic() < until:
         for child in children:
             if child not in codes:
                 found, status = os.waitpid(child, os.WNOHANG)
@@ -134,7 +134,7 @@ def _main() -> None:
         port = free_port()
         errors = [Path(job["place"]) / f"{number}.{rank}.txt" for rank in range(job["world"])]
         children = [_fork(job, rank, port, errors[rank]) for rank in range(job["world"])]
-        codes = _wait(children, job.get("seconds", 120))
+        codes = _wait(children, job.get("seconds", 120), job.get("mischief") == "SIGSTOP")
         texts = [error.read_text() for error in errors]
         results.append({"codes": codes, "errors": texts, "seconds": time.monotonic() - began})
     print(json.dumps(results))

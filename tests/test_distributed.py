@@ -62,7 +62,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jobs["whole"] = {"world": 2, "command": command(place / "whole", twelve)}
     for name, rank in (("SIGKILL", 1), ("SIGSTOP", 1), ("SIGTERM", 0), ("raise", 1)):
         asked = command(place / name, twelve)
-        jobs[name] = {"world": 2, "command": asked, "mischief": name, "rank": rank, "step": 6, "seconds": 40}
+        jobs[name] = {"world": 2, "command": asked, "mischief": name, "rank": rank, "step": 6, "seconds": 100}
         if name != "raise":
             jobs[f"{name} again"] = {"world": 1 if name == "SIGSTOP" else 2, "command": asked}
     asked = command(place / "sharded", twelve | {"run.shard_optimizer": True})
