@@ -314,7 +314,7 @@ def group(size: int) -> Any:
         return None
     if size not in _job.groups:
         with _together():
-            _job.groups[size], _ = dist.new_subgroups(size)
+            _job.groups[size], _ = dist.new_subgroups(size, timeout=timedelta(seconds=_job.timeout))
     return _job.groups[size]
 
 

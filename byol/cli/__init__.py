@@ -11,7 +11,7 @@ from byol import interrupt
 from byol.cli import cluster, scoring, training  # noqa: F401 (they add their verbs to the app)
 from byol.cli.app import app
 from byol.config import Config, declared
-from byol.errors import ByolError, Interrupted, Lost, UsageError, nearest
+from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest
 from byol.evals.spec import Specs
 
 
@@ -40,7 +40,7 @@ def _say(error: object) -> None:
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
     if not rank:
         print(f"byol: {error}", file=sys.stderr)
-    elif not isinstance(error, Interrupted | Lost | UsageError):
+    elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):
         print(f"byol: process {rank}: {error}", file=sys.stderr)
 
 
