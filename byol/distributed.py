@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 JOIN_SECONDS = 600.0  # machines of a cluster do not start together
 BEAT_SECONDS = 0.5
-PATIENCE = 0.4  # of the timeout: a process without a heart beat is dead, one that is only late has the whole timeout
+PATIENCE = 0.3  # of the timeout: a process without a heart beat is dead, one that is only late has the whole timeout
 LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
 BUCKET_BYTES = 25_000_000
 

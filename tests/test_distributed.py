@@ -51,7 +51,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All jobs of this module in one go: loading torch takes longer than they do."""
     place = tmp_path_factory.mktemp("jobs")
     twenty = SMALL | {"optim.batch": 64, "optim.epochs": 20}
-    twelve = SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2, "run.timeout": 15}
+    twelve = SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2, "run.timeout": 20}
     jobs: dict[str, dict[str, Any]] = {
         "norms": {"world": 4, "check": "norms_agree"},
         "losses": {"world": 2, "check": "losses_agree"},
