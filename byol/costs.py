@@ -21,7 +21,7 @@ from byol import machine, method, networks
 from byol.algorithm import Pass, update
 from byol.config import Config, Network, Plan, resolve
 from byol.errors import UsageError, nearest
-from byol.progress import duration
+from byol.progress import bar, duration
 
 IMAGENET = 1_281_167
 PROBE_IMAGES = 2  # enough for batch norm; everything is proportional to images
@@ -277,12 +277,14 @@ def encoder_rows(config: Config, name: str, devices: int, images: int) -> list[l
     """Every encoder of the paper under a preset: parameters, FLOPs, memory and time."""
     device = named(name, config)
     rows = []
-    for depth, width in ENCODERS:
-        this = replace(config, network=replace(config.network, encoder=f"resnet{depth}", width=float(width)))
-        step, plan = cost(this, device, devices), resolve(this, images)
-        seconds = plan.steps * (step.compute_seconds + step.exchange_seconds)
-        an_image = step.flops / (plan.batch // devices)
-        figures = [f"{step.parameters / 1e6:.0f}", f"{step.forward / 1e9:.1f}", f"{an_image / 1e9:.0f}"]
-        memory = [f"{step.weights / 1e9:.1f}", f"{step.activations / 1e9:.1f}"]
-        rows.append([f"ResNet-{depth} ({width}x)", *figures, *memory, seconds_in_words(seconds)])
+    with bar("Encoders", len(ENCODERS), "encoders") as shown:
+        for depth, width in ENCODERS:
+            this = replace(config, network=replace(config.network, encoder=f"resnet{depth}", width=float(width)))
+            step, plan = cost(this, device, devices), resolve(this, images)
+            seconds = plan.steps * (step.compute_seconds + step.exchange_seconds)
+            an_image = step.flops / (plan.batch // devices)
+            figures = [f"{step.parameters / 1e6:.0f}", f"{step.forward / 1e9:.1f}", f"{an_image / 1e9:.0f}"]
+            memory = [f"{step.weights / 1e9:.1f}", f"{step.activations / 1e9:.1f}"]
+            rows.append([f"ResNet-{depth} ({width}x)", *figures, *memory, seconds_in_words(seconds)])
+            shown.advance()
     return rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from byol import checkpoint, data, distributed, networks, optim, presets, records
+from byol import checkpoint, data, distributed, networks, norms, optim, presets, records
 from byol.config import apply, resolve
 from byol.data import loader
 from byol.errors import UsageError
@@ -162,6 +162,29 @@ def test_torchrun_restarts_what_was_killed(tmp_path: Path, ended: dict[str, Any]
     assert "Resuming at step 4" in done.stderr
     first, second = weights(ended["place"] / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_norms_with_an_activation_keep_it() -> None:
+    """Breaks if timm's norms, which end in an activation, lose it or their names when statistics are shared."""
+
+    class WithActivation(torch.nn.BatchNorm2d):
+        def __init__(self, features: int) -> None:
+            super().__init__(features)
+            self.drop, self.act = torch.nn.Identity(), torch.nn.SiLU()
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.act(super().forward(input))
+            return output
+
+    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), WithActivation(4)).double()
+    shared = norms._replaced(copy.deepcopy(plain), 0)
+    images = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    for part in (plain, shared):
+        part(images).square().sum().backward()
+    torch.testing.assert_close(shared(images), plain(images), rtol=1e-12, atol=1e-12)
+    for one, other in zip(plain.parameters(), shared.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
+    assert list(shared.state_dict()) == list(plain.state_dict())
 
 
 def test_shares_of_the_optimizer_are_even() -> None:
