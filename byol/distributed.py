@@ -39,6 +39,7 @@ BUCKET_BYTES = 25_000_000
 GONE = re.compile("gloo|nccl|socket|store|connect|timed? ?out|broken pipe|reset by peer", re.IGNORECASE)
 
 _calls = itertools.count()
+_stores: list[Any] = []
 
 
 class Seat(NamedTuple):
@@ -144,8 +145,10 @@ def _join(who: Seat, cuda: bool, timeout: float) -> Job:
     attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{next(_calls)}"
     try:
         patience = timedelta(seconds=JOIN_SECONDS)
-        store, *_ = next(rendezvous("env://", who.rank, who.world, timeout=patience))
-        store = PrefixStore(f"byol.{attempt}", store)
+        # Kept for later runs of these processes: a store that is closed and opened again can be met while it closes.
+        if not _stores:
+            _stores.append(next(rendezvous("env://", who.rank, who.world, timeout=patience))[0])
+        store = PrefixStore(f"byol.{attempt}", _stores[0])
         # All are here before any begins to wait for only `timeout`.
         store.set(f"here.{who.rank}", "")
         store.wait([f"here.{other}" for other in range(who.world)], patience)
