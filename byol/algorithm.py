@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
+from byol import distributed
 from byol.errors import Diverged
 from byol.machine import Machine
 from byol.method import Method
 
 
 class Step(NamedTuple):
-    """What one optimizer step measured, averaged over its passes."""
+    """What one optimizer step measured, averaged over its passes and processes."""
 
     loss: float
     grad_norm: float
@@ -26,7 +27,7 @@ class Step(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The two views of one forward pass, and labels when there are any."""
+    """The two views of one forward pass of this process, and labels when there are any."""
 
     view1: Tensor
     view2: Tensor
@@ -36,7 +37,10 @@ class Pass(NamedTuple):
 def update(
     method: Method, optimizer: Optimizer, passes: Iterable[Pass], *, lr: float, tau: float, machine: Machine
 ) -> Step:
-    """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target."""
+    """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target.
+
+    Processes exchange gradients once a step, however many passes it has; each then takes the same step.
+    """
     optimizer.zero_grad(set_to_none=True)
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
@@ -51,8 +55,9 @@ def update(
             correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
             loss = loss + probe_loss
         loss.backward()
-    average_gradients(optimizer, len(losses))
-    step = measure(optimizer, losses, probes, correct)
+    numbers = [torch.stack(values).mean() for values in (losses, probes, correct) if values]
+    average_gradients(optimizer, len(losses), numbers)
+    step = measure(optimizer, numbers)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)
     optimizer.step()
@@ -60,19 +65,22 @@ def update(
     return step
 
 
-def average_gradients(optimizer: Optimizer, passes: int) -> None:
-    """The gradient of the mean over passes; exact no-op for a single one."""
+def gradients(optimizer: Optimizer) -> list[Tensor]:
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = ()) -> None:
+    """The gradient of the mean over passes and processes, and the processes' mean numbers; no-op for one of each."""
+    found = gradients(optimizer)
     if passes > 1:
-        torch._foreach_div_([p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None], passes)
+        torch._foreach_div_(found, passes)
+    distributed.average([*found, *numbers])
 
 
-def measure(optimizer: Optimizer, losses: list[Tensor], probes: list[Tensor], correct: list[Tensor]) -> Step:
-    """The numbers of a step; if they are not finite, the weights are still those of before it."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    loss = float(torch.stack(losses).mean())
-    grad_norm = float(torch.nn.utils.get_total_norm(grads))
+def measure(optimizer: Optimizer, numbers: Sequence[Tensor]) -> Step:
+    """Loss, and the probe's loss and accuracy; if they are not finite, the weights are still those of before."""
+    loss, *probe = (float(number) for number in numbers)
+    grad_norm = float(torch.nn.utils.get_total_norm(gradients(optimizer)))
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(f"the loss is {loss} and the gradient's norm {grad_norm}")
-    if not probes:
-        return Step(loss, grad_norm, None, None)
-    return Step(loss, grad_norm, float(torch.stack(probes).mean()), float(torch.stack(correct).mean()))
+    return Step(loss, grad_norm, probe[0] if probe else None, probe[1] if probe else None)

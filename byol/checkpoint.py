@@ -15,7 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from byol import networks
+from byol import networks, optim
 from byol.config import Config, Network, apply, flatten
 from byol.errors import DiskError, UsageError
 from byol.method import Method
@@ -34,11 +34,14 @@ class State(NamedTuple):
     step: int
 
 
-def save(directory: Path, state: State, keep: int) -> Path:
-    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest."""
+def save(directory: Path, state: State, keep: int, slots_of: dict[Tensor, dict[str, Any]] | None = None) -> Path:
+    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest.
+
+    `slots_of` is the optimizer's state where this process alone does not have all of it.
+    """
     tensors = {f"method.{name}": value for name, value in state.method.state_dict().items()}
     names: dict[Tensor, str] = {param: name for name, param in state.method.named_parameters()}
-    for param, slots in state.optimizer.state.items():
+    for param, slots in (slots_of or state.optimizer.state).items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     content = save_tensors(tensors, {"step": str(state.step)})
@@ -56,9 +59,9 @@ def found(directory: Path) -> list[Path]:
     return sorted((p for p in directory.iterdir() if NAME.fullmatch(p.name)), reverse=True)
 
 
-def load_newest(directory: Path, method: Method, optimizer: Optimizer) -> int:
-    """Restores the newest checkpoint that is whole and returns its step, or 0 when there is none."""
-    paths = found(directory)
+def load_newest(directory: Path, method: Method, optimizer: Optimizer, step: int = -1) -> int:
+    """Restores the newest checkpoint that is whole, or that of a step, and returns its step; 0: there is none."""
+    paths = [path for path in found(directory) if step in (-1, int(path.name[5:14]))]
     for path in paths:
         try:
             tensors = read(path)
@@ -96,6 +99,7 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer) -
         slots = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
         if slots:  # counters such as AdamW's `step` stay on the CPU, buffers follow their parameter
             optimizer.state[param] = {s: v.to(param.device) if v.shape == param.shape else v for s, v in slots.items()}
+    optim.keep_own(optimizer)
 
 
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:

@@ -123,6 +123,9 @@ class Network:
         "independent", "start the target from its own random weights (reference code) or from the online ones"
     )
     init_scale: float = option(1.0, "multiplies the variance of all initial weights (section 5)", low=1e-6)
+    norm_group: int = option(
+        0, "processes that share their batch statistics; 0: all, as in the reference code; 1: each has its own", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Objective:
 class Optim:
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
     epochs: float = option(1000.0, "passes over the images", low=0, on_resume=True)
-    batch: int = option(4096, "images an optimizer step (the effective batch)", low=1)
+    batch: int = option(4096, "images an optimizer step, over all processes (the effective batch)", low=1)
     accumulate: int = option(
         1, "split the batch into this many passes, each with its own statistics and negatives; one step a batch", low=1
     )
@@ -176,6 +179,20 @@ class Runtime:
     monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
     monitor_images: int = option(1000, "images the monitor looks at", low=16)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
+    recompute: bool = option(
+        False,
+        "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
+        on_resume=True,
+    )
+    shard_optimizer: bool = option(
+        False,
+        "each process keeps the optimizer's state of its share of the weights only: the same bits",
+        on_resume=True,
+    )
+    compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
+    timeout: float = option(
+        60.0, "seconds after which a process that does not answer ends the job", low=1, on_resume=True
+    )
     tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)", on_resume=True)
 
 

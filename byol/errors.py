@@ -42,6 +42,15 @@ class Interrupted(ByolError):
     exit_code = 75
 
 
+class Lost(ByolError):
+    """Another process of the run failed or is gone; starting the same command again continues.
+
+    `exit_code` is set to that of the process that failed, when it could still say so.
+    """
+
+    exit_code = 75
+
+
 class Diverged(ByolError):
     """The numbers are no longer usable: a loss or gradient is not finite."""
 

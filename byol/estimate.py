@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from byol import records
+from byol import distributed, records
 from byol.algorithm import Pass, update
 from byol.data import loader
 from byol.method import Method
@@ -24,6 +24,8 @@ def announce(setup: Setup, method: Method) -> None:
     lines = plan_lines(setup, method, cost)
     for line in lines:
         say(line)
+    if distributed.rank():
+        return
     if "plan" not in setup.record_of_run:
         setup.record_of_run |= {"plan": asdict(setup.plan), "estimate": cost, "plan_text": lines}
     records.require_space(setup.out, 3 * cost["checkpoint_bytes"] + 10_000_000)
@@ -31,11 +33,12 @@ def announce(setup: Setup, method: Method) -> None:
 
 
 def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
-    """Seconds, memory and disk of the run, from two small steps of a copy of the method."""
+    """Seconds, memory and disk of the run, from two small steps of a copy of the method; memory is a process's."""
     config, plan, place = setup.config, setup.plan, setup.machine
     trial = copy.deepcopy(method)
     size = config.data.resolution
-    count = max(2, min(plan.micro_batch, 2**17 // size**2))
+    share, processes = plan.micro_batch // distributed.world(), distributed.world()
+    count = max(2, min(share, 2**17 // size**2))
     view = place.images(torch.rand(count, 3, size, size), config)
     labels = torch.zeros(count, dtype=torch.long, device=place.device) if setup.classes else None
     optimizer = torch.optim.SGD((p for p in trial.parameters() if p.requires_grad), lr=0.0)
@@ -57,9 +60,9 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
     pixels = 0 if setup.images.pixels is None else setup.images.pixels.numel()
     fixed, each = weights + 2 * trained + pixels, sum(saved) / count
     return {
-        "seconds": round(seconds / count * plan.batch * plan.steps, 1),
-        "images_per_second": round(count / seconds, 1),
-        "memory_gb": round((fixed + each * plan.micro_batch) / 1e9, 2),
+        "seconds": round(seconds / count / processes * plan.batch * plan.steps, 1),
+        "images_per_second": round(count * processes / seconds, 1),
+        "memory_gb": round((fixed + each * share) / 1e9, 2),
         "fixed_bytes": fixed,
         "bytes_an_image": round(each),
         "checkpoint_bytes": weights + trained,
@@ -68,12 +71,13 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
 
 def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[str]:
     """The plan in words, a line each."""
-    config, plan, images = setup.config, setup.plan, setup.images
+    config, plan, images, place = setup.config, setup.plan, setup.images, setup.machine
     where = "in memory" if images.pixels is not None else f"streamed by {loader.worker_count(config)} workers"
     encoder = sum(p.numel() for p in method.online.encoder.parameters())
     left_out = f"{plan.held_out} held out, {len(images.bad)} left out"
     split = f" in {plan.accumulate} passes of {plan.micro_batch}" if plan.accumulate > 1 else ""
     labels = f"{len(images.source.classes)} classes (watched, never trained on)" if setup.classes else "no labels used"
+    together = f"{distributed.world()} processes, each: " if distributed.world() > 1 else ""
     lines = [f"  auto: {reason}" for reason in setup.reasons]
     if plan.batch > plan.images:
         lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
@@ -89,7 +93,7 @@ def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[st
         f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}",
         f"  target    {target_in_words(setup)}",
         f"  objective {objective_in_words(setup)}",
-        f"  machine   {setup.machine.device_name}, {setup.machine.precision}, {setup.machine.threads} threads, "
+        f"  machine   {together}{place.device_name}, {place.precision}, {place.threads} threads, "
         f"about {cost['memory_gb']:.1f} GB",
         f"  time      about {duration(cost['seconds'])} ({cost['images_per_second']:.0f} images/s without loading)",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +14,8 @@ from typing import Any
 from byol.errors import Interrupted
 
 _state = {"requested": False, "deferred": False}
+_asked = {"at": 0.0}
+ECHO_SECONDS = 2.0  # torchrun passes on the Ctrl-C that its processes have had from the terminal already
 
 
 def requested() -> bool:
@@ -20,11 +23,13 @@ def requested() -> bool:
     return _state["requested"]
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def handle(number: int, frame: FrameType | None) -> None:
+    """The answer to a signal."""
     if _state["deferred"]:
-        if _state["requested"] and number == signal.SIGINT:
+        echo = "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _asked["at"] < ECHO_SECONDS
+        if _state["requested"] and number == signal.SIGINT and not echo:
             os._exit(130)  # a second Ctrl-C means now
-        _state["requested"] = True
+        _state["requested"], _asked["at"] = True, time.monotonic()
         return
     raise Interrupted("Interrupted before anything was at stake; start the same command again.")
 
@@ -35,7 +40,7 @@ def handled() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {n: signal.signal(n, _handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -6,13 +6,17 @@ Parameter names are torchvision's, so that an encoder of ours loads there and in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
+from byol import distributed
 from byol.config import Network
 from byol.errors import UsageError, nearest
 
@@ -110,6 +114,32 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Inside, running statistics do not move: they have seen this batch already."""
+    norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.num_batches_tracked is not None]
+    before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]  # type: ignore[union-attr]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (norm.momentum, count) in zip(norms, before, strict=True):
+            norm.num_batches_tracked.copy_(count)  # type: ignore[union-attr]
+
+
+def recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    """The block's output, of which nothing is kept for the gradient but its input."""
+    result: Tensor = checkpoint(
+        block,
+        x,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (nullcontext(), _statistics_kept(block)),
+    )
+    return result
+
+
 class ResNet(nn.Module):
     """Images (B, 3, H, W) → representation (B, num_features), the mean over the last feature map."""
 
@@ -125,6 +155,7 @@ class ResNet(nn.Module):
         """`channels` are the outputs of the four groups, `stem` those of the first convolution."""
         super().__init__()
         self.num_features = channels[-1]
+        self.recompute = False
         self.conv1 = conv(3, stem, 3) if small_images else conv(3, stem, 7, 2, padding)
         self.bn1 = nn.BatchNorm2d(stem)
         self.maxpool: nn.Module
@@ -150,7 +181,8 @@ class ResNet(nn.Module):
         """The last feature map, (B, num_features, h, w)."""
         x: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
         for group in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = group(x)
+            for block in group:
+                x = recomputed(block, x) if self.recompute and torch.is_grad_enabled() else block(x)
         return x
 
 
@@ -215,7 +247,8 @@ def norm_without_offset(features: int) -> nn.BatchNorm1d:
 class OptimalLinear(nn.Module):
     """The predictor Q* = argmin ‖Z·Q − Z'‖² of a batch in closed form (paper, appendix I); it has nothing to train.
 
-    The gradient flows through its input Z alone, as it does through a predictor that is optimal already (appendix H).
+    The batch is that of all processes. The gradient flows through its input Z alone, as it does
+    through a predictor that is optimal already (appendix H).
     """
 
     def __init__(self, ridge: float) -> None:
@@ -233,10 +266,10 @@ class OptimalLinear(nn.Module):
         """Q*, (F, F), with ridge·(mean eigenvalue of Z^T·Z) on the diagonal, for features that vanish or repeat."""
         wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
         z, wanted = projection.to(wide), target.to(wide)
-        moments = z.T @ z
+        moments, correlations = distributed.all_reduce(z.T @ z), distributed.all_reduce(z.T @ wanted)
         moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
         # NaN is no error here: the loss shows it.
-        solution: Tensor = torch.linalg.solve_ex(moments, z.T @ wanted).result
+        solution: Tensor = torch.linalg.solve_ex(moments, correlations).result
         return solution
 
 
@@ -253,6 +286,21 @@ def timm_model(name: str) -> nn.Module:
         size = model.default_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr,operator]
         model.num_features = model.eval()(torch.zeros(1, *size)).shape[-1]
     return model.train()
+
+
+def use_recompute(encoder: nn.Module) -> None:
+    """Trades time for memory in every block."""
+    if not isinstance(encoder, ResNet):
+        raise UsageError("run.recompute is for the ResNets of byol; other encoders have blocks it does not know.")
+    encoder.recompute = True
+
+
+def use_compile(encoder: nn.Module, backend: str = "inductor") -> None:
+    """torch.compile in place, so that names of weights stay; what processes exchange is left out."""
+    for module in encoder.modules():
+        if hasattr(module, "exchanges"):
+            module.forward = torch.compiler.disable(module.forward)
+    encoder.compile(backend=backend)
 
 
 def check_encoder(name: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from byol import distributed
 from byol.config import Objective
 from byol.errors import UsageError, nearest
 
@@ -39,17 +40,21 @@ def info_nce(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, temperat
     times the SimCLR loss, that too summed over both orders.
     """
     phi1, psi1, phi2, psi2 = l2(phi1), l2(psi1), l2(phi2), l2(psi2)
-    order1 = _info_nce_of_one_order(phi1, psi1, psi2, temperature, beta)
-    order2 = _info_nce_of_one_order(phi2, psi2, psi1, temperature, beta)
+    all1, all2 = (psi1, psi2) if beta == 0 else (distributed.gathered(psi1), distributed.gathered(psi2))
+    order1 = _info_nce_of_one_order(phi1, psi2, all1, all2, temperature, beta)
+    order2 = _info_nce_of_one_order(phi2, psi1, all2, all1, temperature, beta)
     return -(order1 + order2)
 
 
-def _info_nce_of_one_order(phi: Tensor, same: Tensor, other: Tensor, temperature: float, beta: float) -> Tensor:
-    """φ(v) against the negatives ψ(v), `same`, and against ψ(v'), `other`, whose row i is the positive of row i."""
-    agreement = 2 * (phi * other).sum(-1).mean()
+def _info_nce_of_one_order(
+    phi: Tensor, positive: Tensor, same: Tensor, other: Tensor, temperature: float, beta: float
+) -> Tensor:
+    """φ(v) against ψ(v') of the same image, `positive`, and the ψ(v), `same`, and ψ(v'), `other`, of all processes."""
+    agreement = 2 * (phi * positive).sum(-1).mean()
     if beta == 0:
         return agreement
-    itself = torch.eye(len(phi), dtype=torch.bool, device=phi.device)
+    first = distributed.rank() * len(phi)  # of this process's images among all
+    itself = torch.eye(len(same), dtype=torch.bool, device=phi.device)[first : first + len(phi)]
     within = (phi @ same.T).masked_fill(itself, -math.inf)  # S(v_i, v_j), j ≠ i
     across = phi @ other.T  # S(v_i, v'_j), all j
     dispersion = torch.logsumexp(torch.cat([within, across], 1) / temperature, 1).mean()
@@ -64,27 +69,29 @@ def _wide(vectors: Tensor) -> Tensor:
     return vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
 
 
-def _unit(vectors: Tensor, dim: int) -> Tensor:
+def _unit(vectors: Tensor, squared_length: Tensor) -> Tensor:
     """Unit length, with the norm floored at 1e-6 (the reference code's floor; torch's own is 1e-12)."""
-    return vectors * torch.rsqrt(vectors.square().sum(dim, keepdim=True).clamp(min=1e-12))
+    return vectors * torch.rsqrt(squared_length.clamp(min=1e-12))
 
 
 def l2(vectors: Tensor) -> Tensor:
     """Each vector (B, D) to unit length."""
-    return _unit(_wide(vectors), -1)
+    vectors = _wide(vectors)
+    return _unit(vectors, vectors.square().sum(-1, keepdim=True))
 
 
 def layer(vectors: Tensor) -> Tensor:
     """(x_i − mean)/(deviation·√D) over each vector's features: centred, it has just unit length."""
-    vectors = _wide(vectors)
-    return _unit(vectors - vectors.mean(-1, keepdim=True), -1)
+    centred = _wide(vectors) - _wide(vectors).mean(-1, keepdim=True)
+    return _unit(centred, centred.square().sum(-1, keepdim=True))
 
 
 def batch(vectors: Tensor) -> Tensor:
-    """(x^j − mean)/(deviation·√D) over the batch for each feature; nothing is trained."""
+    """(x^j − mean)/(deviation·√D) over the batch of all processes for each feature; nothing is trained."""
     vectors = _wide(vectors)
-    images, features = vectors.shape
-    return _unit(vectors - vectors.mean(0), 0) * math.sqrt(images / features)
+    images, features = vectors.shape[0] * distributed.world(), vectors.shape[1]
+    centred = vectors - distributed.total(vectors.mean(0)) / distributed.world()
+    return _unit(centred, distributed.total(centred.square().sum(0, keepdim=True))) * math.sqrt(images / features)
 
 
 NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "layer": layer, "batch": batch, "none": _wide}

@@ -6,18 +6,35 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
-from byol import checkpoint, estimate, interrupt, method, moments, monitor, optim, records, schedules, views
+from byol import (
+    checkpoint,
+    distributed,
+    estimate,
+    interrupt,
+    method,
+    moments,
+    monitor,
+    networks,
+    norms,
+    optim,
+    records,
+    schedules,
+    views,
+)
 from byol.algorithm import Pass, update
 from byol.checkpoint import State
 from byol.config import Config, Plan
 from byol.data import loader
-from byol.errors import ByolError, Diverged, Interrupted
-from byol.progress import bar, say
+from byol.errors import ByolError, DiskError, Diverged, Interrupted
+from byol.progress import bar, say, silent
 from byol.rundir import Request, Setup, open_run
 
 
@@ -37,10 +54,10 @@ class Run:
 
 
 class Watch(NamedTuple):
-    """What looks at the run, and where that is kept."""
+    """What looks at the run, in the first of several processes alone, and where that is kept."""
 
-    monitor: monitor.Monitor
-    moments: moments.Moments
+    monitor: monitor.Monitor | None
+    moments: moments.Moments | None
     metrics: records.Metrics
 
 
@@ -53,9 +70,18 @@ def pretrain(
     config_file: str | Path | None = None,
     overwrite: bool = False,
 ) -> Run:
-    """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was."""
+    """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was.
+
+    Called by every process of a torchrun or Slurm job, all of them train one network together.
+    """
     request = Request.make(data, out, preset, overrides or {}, config_file)
-    with interrupt.handled(), open_run(request, overwrite) as setup:
+    cuda = request.device in ("auto", "cuda") and torch.cuda.is_available()
+    with (
+        interrupt.handled(),
+        distributed.joined(cuda, request.timeout),
+        silent(distributed.rank() > 0),
+        open_run(request, overwrite) as setup,
+    ):
         return _run(setup)
 
 
@@ -63,14 +89,20 @@ def _run(setup: Setup) -> Run:
     config, plan = setup.config, setup.plan
     torch.manual_seed(config.run.seed)
     model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
-    optimizer = optim.build(model, config.optim)
+    norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    optimizer = optim.build(model, config.optim, config.run.shard_optimizer)
     estimate.announce(setup, model)
-    step = checkpoint.load_newest(setup.checkpoints, model, optimizer)
-    if step:
-        say(f"Resuming at step {step} of {plan.steps}.")
-    watcher = monitor.Monitor(setup.images, config, plan, setup.machine)
-    kept = moments.Moments(setup.images, config, plan, setup.machine, setup.out, step)
-    metrics = records.Metrics(setup.out / "metrics.jsonl", step, config.run.tensorboard)
+    step = resume(setup, model, optimizer)
+    if config.run.compile:
+        for branch in filter(None, (model.online, model.target)):
+            networks.use_compile(branch.encoder)
+    first = distributed.rank() == 0
+    watcher = monitor.Monitor(setup.images, config, plan, setup.machine) if first else None
+    kept = moments.Moments(setup.images, config, plan, setup.machine, setup.out, step) if first else None
+    metrics = records.Metrics(setup.out / "metrics.jsonl" if first else None, step, config.run.tensorboard)
+    distributed.meet()
     try:
         with interrupt.deferred():
             train(State(model, optimizer, step), setup, Watch(watcher, kept, metrics))
@@ -84,10 +116,23 @@ def _run(setup: Setup) -> Run:
         raise
     finally:
         metrics.close()
-    found = monitor.verdict(metrics.history, config)
+    found = monitor.Verdict(*distributed.from_first(lambda: monitor.verdict(metrics.history, config)))
     setup.finish("finished", found)
     say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
     return Run(setup.out, config, plan, metrics.history, found)
+
+
+def resume(setup: Setup, model: method.Method, optimizer: Optimizer) -> int:
+    """The step to begin with: the first process finds the newest checkpoint that is whole, the others read the same."""
+    step = distributed.from_first(lambda: checkpoint.load_newest(setup.checkpoints, model, optimizer))
+    if step and distributed.rank():
+        again = checkpoint.load_newest(setup.checkpoints, model, optimizer, step)
+        if again != step:
+            raise DiskError(f"Process {distributed.rank()} does not see {setup.checkpoints}: all processes must.")
+    distributed.broadcast(model.state_dict().values())  # machines of different kinds may draw the last bit differently
+    if step:
+        say(f"Resuming at step {step} of {setup.plan.steps}.")
+    return step
 
 
 def train(state: State, setup: Setup, watch: Watch) -> None:
@@ -101,7 +146,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau = target_decay(k, config, plan)
-            torch.manual_seed(config.run.seed + k)  # for encoders that draw, such as those with dropout
+            torch.manual_seed(config.run.seed + k + (distributed.rank() << 40))  # for encoders with dropout
             try:
                 step = update(model, optimizer, augmented(passes, setup), lr=lr, tau=tau, machine=place)
             except Diverged as error:
@@ -110,14 +155,16 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             if k % config.run.log_every == 0 or done == plan.steps:
                 watch.metrics.add(setup.record(k, step, lr, tau))
             shown.advance(text=f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}")
+            now = State(model, optimizer, done)
             if done % plan.monitor_steps == 0 or done == plan.steps or done == 1:
-                look(State(model, optimizer, done), setup, watch)
-            due = time.monotonic() - saved > config.run.checkpoint_seconds
+                distributed.from_first(partial(look, now, setup, watch))
+            due = time.monotonic() - saved > config.run.checkpoint_seconds or done == plan.steps
             due |= bool(config.run.checkpoint_steps) and done % config.run.checkpoint_steps == 0
-            if due or done == plan.steps or interrupt.requested():
-                checkpoint.save(setup.checkpoints, State(model, optimizer, done), config.run.keep)
+            due, stop = distributed.any_of(due, interrupt.requested())
+            if due or stop:
+                distributed.from_first(partial(save, now, setup, optim.whole_state(optimizer)))
                 saved = time.monotonic()
-            if interrupt.requested() and done < plan.steps:
+            if stop and done < plan.steps:
                 raise Interrupted(f"Interrupted after step {done} of {plan.steps}, saved; the same command continues.")
 
 
@@ -144,8 +191,15 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         yield Pass(both[0], both[1], labels)
 
 
+def save(state: State, setup: Setup, slots_of: dict[Tensor, dict[str, Any]]) -> None:
+    setup.collect_bad()
+    checkpoint.save(setup.checkpoints, state, setup.config.run.keep, slots_of)
+
+
 def look(state: State, setup: Setup, watch: Watch) -> None:
     """Measures the representation, keeps the encoder of this moment, and says so when it collapses."""
+    assert watch.monitor
+    assert watch.moments
     record = watch.monitor.look(state.method)
     watch.metrics.add({"step": state.step - 1, **record})
     watch.moments.keep(state.method, state.step - 1)

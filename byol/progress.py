@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 PLAIN_SECONDS = 15.0
 
+_silent = False
+
 
 class Bar:
     """Counts `advance`d units of a job of known size; `text` is shown beside the bar."""
@@ -21,7 +23,7 @@ class Bar:
         self.done, self.first, self.units_each = done, done, units_each
         self.started = self.printed = time.monotonic()
         self.rich: Progress | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _silent:
             self.rich = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
@@ -66,9 +68,21 @@ def bar(title: str, total: int, unit: str, done: int = 0, units_each: int = 1) -
         shown.close()
 
 
+@contextmanager
+def silent(yes: bool) -> Iterator[None]:
+    """Inside, nothing is shown if `yes`: of several processes only one speaks."""
+    global _silent
+    before, _silent = _silent, yes
+    try:
+        yield
+    finally:
+        _silent = before
+
+
 def say(line: str) -> None:
     """One line for the person, on standard error: standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
+    if not _silent:
+        print(line, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -63,9 +63,15 @@ def read_json(path: Path) -> Any:
 class Metrics:
     """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
 
-    def __init__(self, path: Path, step: int, tensorboard: bool = False) -> None:
-        """Opens for appending after dropping what was logged at or after `step`, which will be done again."""
-        self.path = path
+    def __init__(self, path: Path | None, step: int = 0, tensorboard: bool = False) -> None:
+        """Opens for appending after dropping what was logged at or after `step`, which will be done again.
+
+        Without a path nothing is written: another process does that.
+        """
+        self.path, self.events, self.file = path, None, None
+        self.history: list[dict[str, Any]] = []
+        if path is None:
+            return
         self.events = _events(path.with_name("tensorboard"), step) if tensorboard else None
         kept = [record for record in read_metrics(path) if record["step"] < step]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
@@ -74,6 +80,8 @@ class Metrics:
 
     def add(self, record: dict[str, Any]) -> None:
         self.history.append(record)
+        if self.path is None or self.file is None:
+            return
         line = json.dumps(record) + "\n"
         try:
             self.file.write(line)
@@ -86,8 +94,9 @@ class Metrics:
                     self.events.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        with suppress(OSError):
-            self.file.close()
+        if self.file:
+            with suppress(OSError):
+                self.file.close()
         if self.events:
             self.events.close()
 

@@ -7,19 +7,19 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from byol import data, machine, monitor, objectives, presets, records
+from byol import data, distributed, machine, monitor, objectives, presets, records
 from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
 from byol.data import loader
 from byol.data.loader import Bad, BadList, Images
 from byol.data.source import Source
-from byol.errors import OutputBusy
+from byol.errors import BadData, OutputBusy, UsageError
 from byol.machine import Machine
 from byol.networks import check_encoder
 
@@ -33,6 +33,8 @@ class Request:
     preset: str
     overrides: dict[str, Any]  # of file and flags together
     config_file: str
+    timeout: float
+    device: str
 
     @classmethod
     def make(
@@ -50,7 +52,8 @@ class Request:
         objectives.check(config.objective.name)
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
         place = Path(out) if out else Path("runs") / f"{name}-{preset}"
-        return cls(str(data), place, preset, {**in_file, **overrides}, str(config_file or ""))
+        values = {**in_file, **overrides}
+        return cls(str(data), place, preset, values, str(config_file or ""), config.run.timeout, config.run.device)
 
     def asked(self) -> dict[str, Any]:
         return {"data": self.data, "preset": self.preset, "overrides": self.overrides}
@@ -81,12 +84,20 @@ class Setup:
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), "lr": lr, "tau": tau}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
 
+    def collect_bad(self) -> None:
+        """What the other processes could not read."""
+        for note in distributed.posted():
+            self.bad.add([Bad(*pair) for pair in note])
+
     def write(self, status: str) -> None:
-        self.record_of_run["status"] = status
-        records.write_json(self.out / "run.json", self.record_of_run)
+        """Of several processes, only the first one writes, here and everywhere."""
+        if distributed.rank() == 0:
+            self.record_of_run["status"] = status
+            records.write_json(self.out / "run.json", self.record_of_run)
 
     def finish(self, status: str, verdict: monitor.Verdict | None = None) -> None:
         session = {"ended": now(), "seconds": round(time.monotonic() - self.started, 1), "status": status}
+        session["processes"] = distributed.world()
         self.record_of_run.setdefault("sessions", []).append(session)
         if verdict:
             self.record_of_run["verdict"] = verdict._asdict()
@@ -96,6 +107,9 @@ class Setup:
 @contextmanager
 def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
     """The run directory, held: begun anew, or continued when it holds the same run."""
+    if distributed.rank():
+        yield _follow(request)
+        return
     if not overwrite:
         _refuse_foreign(request.out)
     source = data.open_source(request.data, _first_config(request, _stored(request, overwrite)).data)
@@ -104,18 +118,46 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
             _clear(request.out)
         stored = _stored(request, overwrite)
         config, reasons, place = _choose(request, source, stored)
-        machine.use_threads(place.threads)
-        images = loader.prepare(source, config)
-        plan = resolve(config, len(images.train), len(images.held_out))
+        distributed.from_first(lambda: {"config": flatten(config), "machine": asdict(place)})
+        images, plan = _prepare(source, config, place)
         if stored:
             _refuse_changed(request.out, stored, config, images)
         record = stored or _new_record(request, config, reasons, place, images)
-        record["config"] = flatten(config)
+        record |= {"config": flatten(config), "machine": asdict(place), "processes": distributed.world()}
         report = lambda bad: _write_skipped(request.out, bad)
         bad = BadList(images.bad, len(source), config, report)
-        labelled = config.optim.probe and images.source.labels is not None
-        classes = len(images.source.classes) if labelled else 0
+        distributed.from_first(lambda: images.fingerprint)
+        classes = _classes(config, images)
         yield Setup(request, request.out, config, plan, place, images, reasons, record, bad, classes)
+
+
+def _follow(request: Request) -> Setup:
+    """The run as the first process has opened it; what is bad among this process's images is left to that one."""
+    told = distributed.from_first(dict[str, Any])
+    config, place = apply(Config(), told["config"], "run.json"), Machine(**told["machine"])
+    source = data.open_source(request.data, config.data)
+    images, plan = _prepare(source, config, place)
+    bad = BadList(images.bad, len(source), config, distributed.post)
+    if distributed.from_first(str) != images.fingerprint:
+        raise BadData(f"process {distributed.rank()} sees other images in {request.data} than the first one does.")
+    return Setup(request, request.out, config, plan, place, images, [], {}, bad, _classes(config, images))
+
+
+def _prepare(source: Source, config: Config, place: Machine) -> tuple[Images, Plan]:
+    machine.use_threads(place.threads)
+    images = loader.prepare(source, config)
+    plan = resolve(config, len(images.train), len(images.held_out))
+    if plan.micro_batch % distributed.world():
+        raise UsageError(
+            f"{plan.micro_batch} images a pass (optim.batch / optim.accumulate) cannot be shared by "
+            f"{distributed.world()} processes: it must be a multiple of them."
+        )
+    return images, plan
+
+
+def _classes(config: Config, images: Images) -> int:
+    """Of the watching classifier; 0: there is none."""
+    return len(images.source.classes) if config.optim.probe and images.source.labels is not None else 0
 
 
 def _stored(request: Request, overwrite: bool) -> dict[str, Any] | None:
@@ -137,12 +179,18 @@ def _first_config(request: Request, stored: Mapping[str, Any] | None) -> Config:
 def _choose(request: Request, source: Source, stored: Mapping[str, Any] | None) -> tuple[Config, list[str], Machine]:
     """The stored choices when the same is asked again, so that `auto` cannot change its mind in between."""
     if stored and stored["request"] == request.asked():
-        return apply(Config(), stored["config"], "run.json"), stored["reasons"], Machine(**stored["machine"])
+        return apply(Config(), stored["config"], "run.json"), stored["reasons"], _machine(stored)
     facts = _facts(source, request) if request.preset == "auto" else None
     config, reasons = presets.compose(request.preset, request.overrides, {}, "", facts)
-    if stored:
-        return config, reasons, Machine(**stored["machine"])
-    return config, reasons, machine.choose(config)
+    return config, reasons, _machine(stored) if stored else machine.choose(config)
+
+
+def _machine(stored: Mapping[str, Any]) -> Machine:
+    """As it began; among another number of processes its threads are counted anew, as nothing is bit-exact then."""
+    before = Machine(**stored["machine"])
+    if stored.get("processes", 1) == distributed.world():
+        return before
+    return replace(before, threads=machine.choose(apply(Config(), stored["config"], "run.json")).threads)
 
 
 def _facts(source: Source, request: Request) -> presets.Facts:

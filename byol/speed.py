@@ -142,7 +142,7 @@ def augmenting_rate(config: Config, device: torch.device) -> float:
 
 def _setup(config: Config, plan: Plan, place: machine.Machine, images: Images, source: Source) -> Setup:
     """As a run would have it, of which nothing is written."""
-    request = Request(source.name, Path(), "", {}, "")
+    request = Request(source.name, Path(), "", {}, "", config.run.timeout, config.run.device)
     bad = BadList([], len(source), config, lambda _: None)
     classes = len(source.classes) if config.optim.probe and source.labels is not None else 0
     return Setup(request, Path(), config, plan, place, images, [], {}, bad, classes)

@@ -14,8 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from rooms before it; a tuple is one room whose modules may not import each other.
 ORDER = [
     ("errors",),
-    ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours"),
-    ("presets", "records", "networks", "objectives", "optim", "views", "machine"),
+    ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours", "distributed"),
+    ("norms", "presets", "records", "networks", "objectives", "optim", "views", "machine"),
     ("data.decode", "data.task", "evals.spec", "paper"),
     ("method", "data.folder", "data.named", "data.scenes", "data.dense", "data.examine", "evals.metrics"),
     ("data.tars", "data.places", "data.columns", "evals.logistic", "pictures"),
@@ -23,7 +23,7 @@ ORDER = [
     ("data.benchmarks", "data.masks", "data.depths", "data.boxes", "data.shards", "data.sharding"),
     ("data.huggingface",),
     ("data", "checkpoint", "algorithm"),
-    ("data.loader", "evals.encoder"),
+    ("data.loader", "evals.encoder", "costs"),
     ("evals.features", "evals.backbone", "evals.geometry"),
     ("evals.sweep", "evals.training"),
     ("evals.dense", "evals.average_precision", "evals.faster_rcnn"),
@@ -34,7 +34,7 @@ ORDER = [
     ("estimate", "evaluation"),
     ("pretraining", "speed", "viewing", "search"),
     ("doctor",),
-    ("demo", "tables.table"),
+    ("demo", "tables.table", "launching"),
     ("tables.ablations", "tables.cells", "tables.render"),
     ("tables.results", "tables.measure", "tables.figures"),
     ("tables.compute", "tables.paper"),
@@ -47,7 +47,7 @@ ORDER = [
     ("report.samples",),
     ("report.build",),
     ("cli.app",),
-    ("cli.training", "cli.scoring", "cli.weights", "cli.images", "cli.help", "cli.pages", "cli.shards"),
+    ("cli.training", "cli.scoring", "cli.cluster", "cli.weights", "cli.images", "cli.help", "cli.pages", "cli.shards"),
     ("cli",),
 ]
 RANK = {name: rank for rank, room in enumerate(ORDER) for name in room}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol import interrupt
-from byol.cli import help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
+from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
-from byol.errors import ByolError, Interrupted, nearest
+from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest
 
 
 def _explain(error: CycloptsError) -> str:
@@ -30,6 +31,15 @@ def _unexpected(error: Exception) -> str:
     return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
 
 
+def _say(error: object) -> None:
+    """What every process of a job finds alike is said once."""
+    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    if not rank:
+        print(f"byol: {error}", file=sys.stderr)
+    elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):
+        print(f"byol: process {rank}: {error}", file=sys.stderr)
+
+
 def main() -> None:
     """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
     debug = "--debug" in sys.argv
@@ -39,17 +49,17 @@ def main() -> None:
         with interrupt.handled():
             app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print(f"byol: {_explain(error)}", file=sys.stderr)
+        _say(UsageError(_explain(error)))
         code = 2
     except ByolError as error:
-        if debug and not isinstance(error, Interrupted):
+        if debug and not isinstance(error, Interrupted | Lost):
             raise
-        print(f"byol: {error}", file=sys.stderr)
+        _say(error)
         code = error.exit_code
     except Exception as error:
         if debug:
             raise
-        print(f"byol: {_unexpected(error)}", file=sys.stderr)
+        _say(_unexpected(error))
         code = 1
     sys.exit(code)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from byol import views
+from byol import distributed, views
 from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
@@ -137,7 +137,8 @@ def fits(decoded: float, config: Config) -> bool:
     """Whether so many bytes of decoded images are held in memory."""
     if config.data.in_memory != "auto":
         return config.data.in_memory == "always"
-    return decoded <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    share = MEMORY_SHARE / distributed.local_world()  # each process of a machine holds them all
+    return decoded <= share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:
@@ -209,13 +210,14 @@ def batch_positions(seed: int, step: int, batch: int, count: int, blocks: Blocks
 
 
 class Stream(torch.utils.data.Dataset[Crops]):
-    """Item k is the k-th forward pass of the run, read and cropped image by image; a pure function of k."""
+    """Item k is this process's slice of the k-th forward pass, read and cropped one by one; a pure function of k."""
 
     def __init__(self, images: Images, config: Config, plan: Plan, count: int) -> None:
         self.images, self.config, self.plan, self.count = images, config, plan, count
+        self.rank, self.world = distributed.rank(), distributed.world()  # loader processes cannot ask
 
     def __getitem__(self, k: int) -> Crops:
-        indices, draws = _micro_batch(self.images, self.config, self.plan, k, self.count)
+        indices, draws = self.draw(k)
         crops: list[list[Tensor]] = [[] for _ in draws]
         bad: list[Bad] = []
         used = []
@@ -225,6 +227,17 @@ class Stream(torch.utils.data.Dataset[Crops]):
             for view, draw in zip(crops, draws, strict=True):
                 view.append(views.crop_one(image, draw, place, self.config.views, self.config.data.resolution))
         return Crops(tuple(map(torch.stack, crops)), draws, _labels(self.images, np.array(used)), bad)
+
+    def draw(self, k: int) -> tuple[np.ndarray, tuple[views.ViewDraw, ...]]:
+        """Indices and choices of the k-th pass: drawn for the global batch, so the processes together see just that."""
+        config, plan, train = self.config, self.plan, self.images.train
+        step, part = divmod(k, plan.accumulate)
+        share = plan.micro_batch // self.world
+        start = part * plan.micro_batch + self.rank * share
+        positions = batch_positions(config.run.seed, step, plan.batch, len(train), self.images.blocks)
+        positions = positions[start : start + share]
+        draws = views.draw(config.run.seed, step, plan.batch, config.views)[: self.count]
+        return train[positions], tuple(views.slice_draw(draw, start, start + share) for draw in draws)
 
     def _read(self, index: int, bad: list[Bad]) -> tuple[Tensor, int]:
         """The image, or the next good one in its place: the same choice on every visit."""
@@ -239,16 +252,6 @@ class Stream(torch.utils.data.Dataset[Crops]):
         return torch.full((3, 1, 1), 128, dtype=torch.uint8), index  # the main process decides whether this is too many
 
 
-def _micro_batch(
-    images: Images, config: Config, plan: Plan, k: int, count: int
-) -> tuple[np.ndarray, tuple[views.ViewDraw, ...]]:
-    step, part = divmod(k, plan.accumulate)
-    start, stop = part * plan.micro_batch, (part + 1) * plan.micro_batch
-    positions = batch_positions(config.run.seed, step, plan.batch, len(images.train), images.blocks)
-    draws = views.draw(config.run.seed, step, plan.batch, config.views)[:count]
-    return images.train[positions[start:stop]], tuple(views.slice_draw(draw, start, stop) for draw in draws)
-
-
 def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
     return None if images.source.labels is None else torch.as_tensor(images.source.labels[indices])
 
@@ -256,12 +259,13 @@ def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
 def batches(
     images: Images, config: Config, plan: Plan, first_step: int, device: torch.device, count: int = 2
 ) -> Generator[Crops, None, None]:
-    """Every forward pass from `first_step` to the end, in order; `count` 1 leaves out the second view."""
+    """This process's slice of every pass from `first_step` to the end; `count` 1 leaves out the second view."""
+    stream = Stream(images, config, plan, count)
     passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
     if images.pixels is not None:
         pixels = images.pixels
         for k in passes:
-            indices, draws = _micro_batch(images, config, plan, k, count)
+            indices, draws = stream.draw(k)
             batch = pixels[torch.as_tensor(indices)].to(device)
             crops = tuple(
                 crop_resize(
@@ -274,12 +278,13 @@ def batches(
             )
             yield Crops(crops, draws, _labels(images, indices), [])
         return
-    yield from _streamed(Stream(images, config, plan, count), passes, worker_count(config), config.data.prefetch)
+    yield from _streamed(stream, passes, worker_count(config), config.data.prefetch)
 
 
 def worker_count(config: Config) -> int:
-    """-1 means one a core."""
-    return config.data.workers if config.data.workers >= 0 else len(os.sched_getaffinity(0))
+    """-1 means one a core, shared by the processes of this machine."""
+    cores = len(os.sched_getaffinity(0))
+    return config.data.workers if config.data.workers >= 0 else max(1, cores // distributed.local_world())
 
 
 def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Iterator[Crops]:

@@ -1,0 +1,149 @@
+"""One and two processes on this machine, and what each feature for large runs costs, as ratios of one run.
+
+    python benchmarks/scaling.py [--rounds 3] [--steps 8] [--batch 128] [--only NAME …]
+
+Every variant is started anew in every round, so that what else the machine does falls on all of them alike; a variant's
+figure is its best round. The last lines compare `byol plan --device-type here` with a measured step of twice the
+images. Writes results/scaling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "1 process": {"processes": 1},
+    "2 processes apart": {"processes": 2, "apart": True},
+    "2 processes": {"processes": 2},
+    "2 processes, own statistics": {"processes": 2, "network.norm_group": 1},
+    "2 processes, 4 passes": {"processes": 2, "optim.accumulate": 4},
+    "2 processes, sharded optimizer": {"processes": 2, "run.shard_optimizer": True},
+    "recompute": {"processes": 1, "run.recompute": True},
+    "compile": {"processes": 1, "run.compile": True},
+}
+# What each variant is divided by: the same work without the thing that is measured.
+AGAINST = {
+    "2 processes": ("1 process", "speed-up of a second process"),
+    "2 processes apart": ("1 process", "speed-up if nothing were exchanged"),
+    "2 processes, own statistics": ("2 processes apart", "left after exchanging gradients alone"),
+    "2 processes, 4 passes": ("2 processes", "four passes a step instead of one"),
+    "2 processes, sharded optimizer": ("2 processes", "optimizer state in shares"),
+    "recompute": ("1 process", "blocks computed again for their gradients"),
+    "compile": ("1 process", "torch.compile, compiling not counted"),
+}
+
+
+def work(settings: dict[str, Any]) -> None:
+    """One process of a variant: images a second of all processes, printed by the first."""
+    import torch
+
+    from byol import costs, distributed, machine, method, networks, norms, optim, presets
+    from byol.algorithm import Pass, update
+    from byol.config import apply
+
+    fields = {name: value for name, value in settings.items() if "." in name}
+    config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
+    with distributed.joined(False, 300):
+        place = machine.choose(config)
+        machine.use_threads(place.threads)
+        torch.manual_seed(0)
+        model = method.build(config.network).to(**place.placement(config))
+        norms.synchronize(model, config.network.norm_group)
+        if config.run.recompute:
+            networks.use_recompute(model.online.encoder)
+        optimizer = optim.build(model, config.optim, config.run.shard_optimizer)
+        if config.run.compile:
+            networks.use_compile(model.online.encoder)
+            networks.use_compile(model.target.encoder)  # type: ignore[union-attr]
+        share = config.optim.batch // config.optim.accumulate // distributed.world()
+        share //= 2 if settings.get("apart") else 1
+        size = config.data.resolution
+        view = place.images(torch.rand(share, 3, size, size), config)
+        passes = [Pass(view, view, None)] * config.optim.accumulate
+        seconds = []
+        for _ in range(settings["steps"] + 2):
+            began = time.perf_counter()
+            update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place)
+            seconds.append(time.perf_counter() - began)
+        best = sorted(seconds[2:])[len(seconds[2:]) // 2]
+        found = {"images_per_second": config.optim.batch / best, "step": best}
+        if settings.get("plan"):  # rated with half the images, asked about all of them
+            half = apply(config, {"optim.batch": config.optim.batch // 2})
+            found["planned"] = costs.cost(config, costs.here(half), 1).compute_seconds
+        if distributed.rank() == 0:
+            print(json.dumps(found))
+
+
+def start(settings: dict[str, Any]) -> dict[str, float]:
+    """All processes of a variant to their end; several apart count as one run of the slowest."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    count = settings["processes"]
+    command = [sys.executable, __file__, "--work", json.dumps(settings)]
+    started = []
+    for rank in range(count):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if count > 1 and not settings.get("apart"):
+            environment |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"A process of {settings} failed.")
+    found = [json.loads(output.splitlines()[-1]) for output in outputs if output.strip()]
+    slowest: dict[str, float] = max(found, key=lambda each: each["step"])
+    return slowest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--out", type=Path, default=Path("results/scaling.json"))
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(json.loads(arguments.work))
+        return
+    from byol.machine import versions
+    from byol.records import write_json
+    from byol.rundir import commit
+
+    rounds: dict[str, list[float]] = {name: [] for name in arguments.only}
+    planned: list[float] = []
+    for _ in range(arguments.rounds):
+        for name in arguments.only:
+            common = {"batch": arguments.batch, "steps": arguments.steps, "plan": name == "1 process"}
+            found = start(VARIANTS[name] | common)
+            rounds[name].append(found["images_per_second"])
+            if "planned" in found:
+                planned.append(found["planned"] / found["step"])
+            print(f"{name:32} {found['images_per_second']:8.1f} images/s", flush=True)
+    rates = {name: max(values) for name, values in rounds.items()}
+    known = {name: AGAINST[name] for name in rates if name in AGAINST and AGAINST[name][0] in rates}
+    ratios = {f"{name} / {base}": rates[name] / rates[base] for name, (base, _) in known.items()}
+    for name, (base, meaning) in known.items():
+        print(f"{rates[name] / rates[base]:6.2f} x  {name} / {base}: {meaning}")
+    for ratio in planned:
+        print(f"{ratio:6.2f} x  time of a step as planned / as measured")
+    record = {"rounds": rounds, "best": rates, "ratios": ratios, "planned_over_measured": planned}
+    write_json(arguments.out, record | {"versions": versions(), "commit": commit(), "batch": arguments.batch})
+
+
+if __name__ == "__main__":
+    main()

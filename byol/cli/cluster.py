@@ -1,0 +1,104 @@
+"""The verbs for more than one machine: plan, launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from byol.cli.app import ConfigFlags, app, given_values
+from byol.errors import UsageError
+
+
+@app.command
+def plan(
+    preset: str,
+    *,
+    devices: int = 1,
+    device_type: str = "here",
+    images: int = 1_281_167,
+    encoders: Annotated[bool, Parameter(negative=())] = False,
+    given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Show what a run would cost: operations, memory, exchange and time, without running it.
+
+    Parameters
+    ----------
+    preset
+        Any preset but auto; config flags change it.
+    devices
+        How many devices share the batch.
+    device_type
+        tpu-v3-core, v100, a100, h100, or here: this machine, timed for a few seconds.
+    images
+        Images of the data set; ImageNet's when left out.
+    encoders
+        A row for every encoder of the paper instead.
+    """
+    from byol.presets import compose
+
+    config, _ = compose(preset, given_values(given) if given else {}, {})
+    if preset == "auto":
+        raise UsageError("byol plan needs a preset with fixed numbers, such as paper-1000; auto looks at images first.")
+    if devices < 1 or images < 1:
+        raise UsageError("--devices and --images must be at least 1.")
+    from byol import costs
+
+    if encoders:
+        head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
+        rows = [head, ["---"] * len(head), *costs.encoder_rows(config, device_type, devices, images)]
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return
+    print(
+        "\n".join([f"{preset} on {devices} x {device_type}", *costs.plan_lines(config, device_type, devices, images)])
+    )
+
+
+@app.command
+def launch(
+    data: str,
+    *,
+    preset: str,
+    out: Path,
+    nodes: int = 1,
+    gpus: int = 8,
+    partition: str = "",
+    hours: float = 24.0,
+    cpus: int = 8,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Pretrain on several machines of a Slurm cluster; preempted or out of time, the job is queued again and goes on.
+
+    Parameters
+    ----------
+    data
+        As for pretrain, seen by all machines.
+    preset
+        As for pretrain.
+    out
+        The run directory, seen by all machines; scripts and logs go to OUT-jobs.
+    nodes
+        Machines.
+    gpus
+        GPUs of each machine, one process each; 0: one process on its CPU.
+    partition
+        Slurm's partition; its default when left out.
+    hours
+        The longest a job may take before it is queued again.
+    cpus
+        Cores of each process.
+    dry_run
+        Show the script and submit nothing.
+    """
+    overrides = given_values(given) if given else {}
+    from byol.presets import compose
+
+    compose(preset, overrides, {})
+    if nodes < 1 or gpus < 0 or cpus < 1 or hours <= 0:
+        raise UsageError("--nodes and --cpus must be at least 1, --gpus at least 0 and --hours more than 0.")
+    from byol.launching import Request
+    from byol.launching import launch as submit
+
+    submit(Request(data, preset, out, overrides, nodes, gpus, partition, hours, cpus), dry_run)

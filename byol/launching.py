@@ -1,0 +1,122 @@
+"""`byol launch`: a pretraining over several machines as one Slurm job, written and submitted by submitit."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from byol import distributed, interrupt
+from byol.errors import ByolError, Interrupted, UsageError
+from byol.progress import say
+
+REQUEUES = 1000
+NOTICE_SECONDS = 120  # between Slurm's warning and the end, to finish a step and save
+PREEMPTED = signal.SIGUSR2  # submitit's choice
+
+
+@dataclass(frozen=True)
+class Request:
+    data: str
+    preset: str
+    out: Path
+    overrides: dict[str, Any]
+    nodes: int
+    gpus: int
+    partition: str
+    hours: float
+    cpus: int
+
+
+class Job:
+    """What every task of the job runs; the tasks find each other by Slurm's variables.
+
+    Slurm's warning is taken from submitit, which would end the process at once, and given back after saving.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def __call__(self) -> str:
+        from byol.pretraining import pretrain
+
+        asked, warned = self.request, list[int]()
+
+        def save_first(number: int, frame: FrameType | None) -> None:
+            warned.append(number)
+            interrupt.handle(number, frame)
+
+        requeue = signal.signal(PREEMPTED, save_first)
+        try:
+            run = pretrain(asked.data, asked.out, asked.preset, asked.overrides)
+        except Interrupted as error:
+            if distributed.seat().rank:
+                time.sleep(NOTICE_SECONDS)  # the first task queues the job again; one that ends before would end it too
+            elif warned and callable(requeue):
+                requeue(PREEMPTED, None)
+            # Not an outcome: submitit would store it as one, and a requeued job would seem to have ended.
+            raise SystemExit(error.exit_code) from None
+        except ByolError as error:
+            say(f"byol: {error}")
+            raise
+        return run.verdict.sentence
+
+    def checkpoint(self) -> Any:
+        """Called by submitit before a preempted job, or one out of time, is queued again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def launch(request: Request, dry_run: bool) -> None:
+    """Submits the job, or shows its script."""
+    try:
+        import submitit
+    except ImportError:
+        raise UsageError("byol launch needs submitit: pip install 'byol[slurm]'.") from None
+    folder = request.out.with_name(request.out.name + "-jobs").absolute()
+    if dry_run:
+        print(script(request, folder))
+        return
+    if not shutil.which("sbatch"):
+        raise UsageError("byol launch needs Slurm's commands, and there is no sbatch here. --dry-run shows the script.")
+    folder.mkdir(parents=True, exist_ok=True)
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=REQUEUES)
+    executor.update_parameters(**parameters(request))
+    job = executor.submit(Job(request))
+    say(f"Submitted as job {job.job_id}. Logs: {folder}/{job.job_id}_0_log.err; the run: {request.out}")
+
+
+def parameters(request: Request) -> dict[str, Any]:
+    """Slurm's, one task a GPU; a task that ends badly ends the step, so that none waits for it."""
+    asked: dict[str, Any] = {
+        "job_name": "byol",
+        "nodes": request.nodes,
+        "ntasks_per_node": max(1, request.gpus),
+        "cpus_per_task": request.cpus,
+        "time": max(1, round(request.hours * 60)),
+        "signal_delay_s": NOTICE_SECONDS,
+        "srun_args": ["--kill-on-bad-exit=1"],
+        "additional_parameters": {"requeue": True},
+        "setup": ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"] if request.gpus else None,
+    }
+    if request.gpus:
+        asked["gpus_per_node"] = request.gpus
+    if request.partition:
+        asked["partition"] = request.partition
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def script(request: Request, folder: Path) -> str:
+    """The sbatch file as submitit would write it."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    text: str = _make_sbatch_string(command=command, folder=folder, **parameters(request))
+    return text

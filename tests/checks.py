@@ -1,0 +1,141 @@
+"""What each of several processes checks about what they compute together; called by tests.processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from byol import distributed, norms, objectives
+from byol.networks import OptimalLinear
+
+TIMEOUT = 30.0
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, the process is the only one: what it computes there of the whole batch is the reference."""
+    job, distributed._job = distributed._job, None
+    try:
+        yield
+    finally:
+        distributed._job = job
+
+
+def mine(tensor: Tensor) -> Tensor:
+    return tensor.chunk(distributed.world())[distributed.rank()]
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    found, expected = found.detach(), expected.detach()
+    error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
+    assert error <= tolerance, error
+
+
+def norm_over(size: int, plain: nn.Module, images: Tensor, tolerance: float = 1e-12) -> None:
+    """Three training passes and their gradients, then evaluation, against torch's on the images of a whole group."""
+    plain = copy.deepcopy(plain)
+    synced = norms.synchronize(nn.Sequential(copy.deepcopy(plain)), size)[0]  # type: ignore[index]
+    assert isinstance(synced, norms.SyncBatchNorm)
+    assert list(synced.state_dict()) == list(plain.state_dict())
+    world, rank = distributed.world(), distributed.rank()
+    members = size or world
+    group = rank // members
+    torch.manual_seed(1)
+    for _ in range(3):
+        images = images + torch.randn(images.shape[1:], dtype=torch.float32).to(images.dtype)
+        weights = torch.randn(images.shape, dtype=torch.float32).to(images.dtype)
+        of_group, weights_of_group = images.chunk(world // members)[group], weights.chunk(world // members)[group]
+        whole = of_group.clone().requires_grad_()
+        part = mine(images).clone().requires_grad_()
+        expected = plain(whole)
+        (expected * weights_of_group).sum().backward()
+        found = synced(part)
+        (found * mine(weights)).sum().backward()
+        place = rank % members
+        close(found, expected.chunk(members)[place], tolerance)
+        close(part.grad, whole.grad.chunk(members)[place], tolerance)  # type: ignore[union-attr,arg-type]
+    for name, value in plain.named_buffers():
+        close(synced.get_buffer(name).double(), value.double(), tolerance)
+    for name, value in plain.named_parameters():
+        total = distributed.all_reduce(synced.get_parameter(name).grad.clone(), size)  # type: ignore[union-attr]
+        close(total, value.grad, tolerance)  # type: ignore[arg-type]
+    close(synced.eval()(mine(images)), plain.eval()(mine(images)), 10 * tolerance)
+
+
+def norms_agree() -> None:
+    with distributed.joined(False, TIMEOUT):
+        torch.manual_seed(0)
+        maps = torch.randn(8, 3, 5, 4, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+        vectors = torch.randn(8, 6, dtype=torch.float64)
+        without_offset, cumulative = nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=None)
+        without_offset.bias = None  # type: ignore[assignment]
+        for size in (0, 2):
+            norm_over(size, nn.BatchNorm2d(3).double(), maps)
+            norm_over(size, without_offset.double(), vectors)
+            norm_over(size, cumulative.double(), vectors)
+        norm_over(0, nn.BatchNorm1d(6, affine=False).double(), vectors)
+        # A large mean, at which E[x²] − E[x]² has no digit of the variance left in float32.
+        norm_over(0, nn.BatchNorm2d(3), (maps + 3e4).float(), 1e-2)
+        norm_over(0, nn.BatchNorm2d(3), maps.bfloat16(), 2e-2)
+        one = nn.BatchNorm2d(3)
+        assert norms.synchronize(one, 1) is one
+
+
+def losses_agree() -> None:
+    with distributed.joined(False, TIMEOUT):
+        torch.manual_seed(0)
+        whole = [torch.randn(8, 5, dtype=torch.float64) for _ in range(4)]
+        for loss in LOSSES.values():
+            parts = [mine(tensor).clone().requires_grad_() for tensor in whole]
+            loss(*parts).backward()
+            average = distributed.all_reduce(loss(*parts).detach()) / distributed.world()
+            with alone():
+                inputs = [tensor.clone().requires_grad_() for tensor in whole]
+                expected = loss(*inputs)
+                expected.backward()
+            close(average, expected.detach())
+            for part, tensor in zip(parts, inputs, strict=True):
+                # The gradient of the mean over processes: each process's own is that of the sum.
+                if tensor.grad is not None:
+                    close(part.grad / distributed.world(), mine(tensor.grad))  # type: ignore[operator]
+
+
+def predicted(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor) -> Tensor:
+    return objectives.regression(OptimalLinear(1e-6)(phi1, psi2), psi1, OptimalLinear(1e-6)(phi2, psi1), psi2)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "l2": objectives.regression,
+    "batch": lambda *four: objectives.regression(*four, normalization="batch"),
+    "info-nce": lambda *four: objectives.info_nce(*four, temperature=0.3, beta=0.7),
+    "without negatives": lambda *four: objectives.info_nce(*four, temperature=0.3, beta=0.0),
+    "optimal-linear": predicted,
+}
+
+
+def exchanges_agree() -> None:
+    distributed.BUCKET_BYTES = 100
+    with distributed.joined(False, TIMEOUT):
+        rank, world = distributed.rank(), distributed.world()
+        tensors = [torch.full((3, 7), float(rank)), torch.full((2,), float(rank), dtype=torch.float64)]
+        tensors += [torch.full((2, 2, 3, 3), rank + 1.0).contiguous(memory_format=torch.channels_last)] * 1
+        distributed.average(tensors)
+        mean = (world - 1) / 2
+        for tensor, expected in zip(tensors, (mean, mean, mean + 1), strict=True):
+            assert (tensor == expected).all()
+        distributed.broadcast(sent := [torch.arange(40.0) + rank, torch.tensor(rank)], source=1)
+        assert torch.equal(sent[0], torch.arange(40.0) + 1)
+        assert int(sent[1]) == 1
+        assert distributed.any_of(rank == 1, False) == (True, False)
+        assert distributed.from_first(lambda: {"rank": rank}) == {"rank": 0}
+        if rank:
+            distributed.post(f"from {rank}")
+        distributed.meet()
+        assert rank or set(distributed.posted()) == {f"from {other}" for other in range(1, world)}
+        assert rank or distributed.posted() == []
+    with distributed.joined(False, TIMEOUT):  # a second run of the same processes
+        assert distributed.from_first(lambda: rank) == 0

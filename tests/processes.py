@@ -1,0 +1,144 @@
+"""Jobs of several processes for the tests: forked from one that has torch loaded, so that each starts at once.
+
+`python -m tests.processes` reads a list of jobs from standard input and prints what came of them, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(jobs: list[dict[str, Any]], timeout: float = 800) -> list[dict[str, Any]]:
+    """Each job: world, arguments of the command (or a check's name), mischief. Back: codes, errors, seconds."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.processes"]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        output, error = started.communicate(json.dumps(jobs), timeout=timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)  # the session that it began, with all that it forked
+    assert started.returncode == 0, error
+    results: list[dict[str, Any]] = json.loads(output.splitlines()[-1])
+    return results
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _fork(job: dict[str, Any], rank: int, port: int, error: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    output = os.open(error, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if job["world"] > 1:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(job["world"]), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    code = 1
+    try:
+        if "check" in job:
+            from tests import checks
+
+            getattr(checks, job["check"])()
+            code = 0
+        else:
+            _command(job, rank)
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _command(job: dict[str, Any], rank: int) -> None:
+    """The command line, with something happening at the start of one step of one process."""
+    from byol import pretraining
+    from byol.cli import main
+
+    real, left = pretraining.update, [job.get("step", 0)]
+
+    def update(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and rank == job["rank"]:
+            if job["mischief"] == "raise":
+                raise RuntimeError("a wire was cut")
+            os.kill(os.getpid(), getattr(signal, job["mischief"]))
+        return real(*arguments, **named)
+
+    if "mischief" in job:
+        pretraining.update = update
+    sys.argv = ["byol", *job["command"]]
+    main()
+
+
+def small() -> Any:
+    """An encoder with few batch norms: exchanges of many processes on one core are slow."""
+    from torch import nn
+
+    layers = [nn.Conv2d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3, 2, 1)]
+    encoder = nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    encoder.num_features = 8  # type: ignore[assignment]
+    return encoder
+
+
+def _wait(children: list[int], seconds: float, one_stopped: bool) -> list[int | None]:
+    """Exit codes; None for what had to be ended, a stopped process among them."""
+    codes: dict[int, int | None] = {}
+    until = time.monotonic() + seconds
+    while len(codes) < len(children) - one_stopped and time.monotonic() < until:
+        for child in children:
+            if child not in codes:
+                found, status = os.waitpid(child, os.WNOHANG)
+                if found:
+                    codes[child] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    for child in set(children) - codes.keys():
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return [codes.get(child) for child in children]
+
+
+def _main() -> None:
+    # Loaded once, for all that are forked; dynamo by the first optimizer.
+    import torch._dynamo  # noqa: F401
+
+    import byol.pretraining  # noqa: F401
+    from byol import networks
+
+    networks.BACKBONES["small"] = lambda config: small()
+    results = []
+    for number, job in enumerate(json.load(sys.stdin)):
+        began = time.monotonic()
+        port = free_port()
+        errors = [Path(job["place"]) / f"{number}.{rank}.txt" for rank in range(job["world"])]
+        children = [_fork(job, rank, port, errors[rank]) for rank in range(job["world"])]
+        codes = _wait(children, job.get("seconds", 120), job.get("mischief") == "SIGSTOP")
+        texts = [error.read_text() for error in errors]
+        results.append({"codes": codes, "errors": texts, "seconds": time.monotonic() - began})
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    _main()

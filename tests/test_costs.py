@@ -1,0 +1,216 @@
+"""The cost model against torch's own counter, published sizes, hand counts and the paper's times."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from byol import costs, interrupt, launching, networks, presets, pretraining
+from byol.cli import app
+from byol.config import Config, apply
+from byol.errors import Interrupted, UsageError
+from tests.conftest import TINY
+
+# FACTS: exact counts of the encoders without classifier, which round to the paper's (24M, 94M, …, 522M).
+PARAMETERS = {
+    (50, 1): 23_508_032,
+    (50, 2): 93_907_072,
+    (50, 3): 211_197_120,
+    (50, 4): 375_378_176,
+    (101, 1): 42_500_160,
+    (101, 2): 169_771_136,
+    (101, 3): 381_812_928,
+    (152, 1): 58_143_808,
+    (152, 2): 232_253_568,
+    (152, 3): 522_329_280,
+    (200, 1): 62_624_832,
+    (200, 2): 250_128_512,
+}
+TPU = costs.DEVICES["tpu-v3-core"]
+
+
+def sized(depth: int, width: float, **overrides: Any) -> Config:
+    changes = {"network.encoder": f"resnet{depth}", "network.width": width, "optim.batch": 8, **overrides}
+    return apply(Config(), changes)
+
+
+def test_every_encoder_of_the_paper_has_its_published_size() -> None:
+    """Breaks if an encoder is left out of the table, or built otherwise than the paper's."""
+    assert set(costs.ENCODERS) == set(PARAMETERS)
+    for (depth, width), expected in PARAMETERS.items():
+        with torch.device("meta"):
+            encoder = networks.encoder(sized(depth, width).network)
+        assert sum(p.numel() for p in encoder.parameters()) == expected
+
+
+@pytest.mark.parametrize(("depth", "width"), [(50, 1), (18, 0.5)])
+def test_operations_are_those_that_torch_counts(depth: int, width: float) -> None:
+    """Breaks if a layer is counted twice, left out or with the wrong size; a whole step with its gradient included."""
+    config = sized(depth, width)
+    model = costs.on_paper(config)
+    one, step = costs.pass_flops(model, config)
+    view = torch.empty(2, 3, 224, 224, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.online(view)
+    assert one * 2 == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        out = model(view, view)
+        model.objective(out.prediction1, out.target1, out.prediction2, out.target2).backward()
+    # Ours gives every layer two backward products; the first has no gradient for its input.
+    first = 2.0 * 2 * 112 * 112 * (64 * width) * 3 * 49
+    assert step * 2 == counter.get_total_flops() + 2 * first
+
+
+def test_resnet50_by_hand() -> None:
+    """Breaks if FLOPs are taken for multiplications: 4.09 G of those is the number that everybody quotes."""
+    config = sized(50, 1)
+    projector = 2048 * 4096 + 4096 * 256
+    one, step = costs.pass_flops(costs.on_paper(config), config)
+    assert one / 2 - projector == pytest.approx(4.09e9, rel=2e-3)
+    predictor = 256 * 4096 + 4096 * 256
+    assert step == pytest.approx(8 * one + 6 * 2 * predictor)
+    # Without a target network there are six forward passes' worth, and recomputing adds one for each view.
+    of = lambda **changes: costs.pass_flops(costs.on_paper(sized(50, 1, **changes)), sized(50, 1, **changes))[1]
+    assert step - of(**{"network.target": "stop-gradient"}) == 2 * one
+    assert of(**{"run.recompute": True}) - step == 2 * one
+
+
+def test_memory_of_weights_activations_and_shares() -> None:
+    """Breaks if a copy of the weights is forgotten, recomputing saves nothing, or sharding is not by devices."""
+    config = sized(50, 1)
+    online = 23_508_032 + 9_449_472 + 2_109_440
+    target = 23_508_032 + 9_449_472
+    plain = costs.cost(config, TPU, 4)
+    assert plain.weights == 4 * (3 * online + target)
+    shared = costs.cost(replace(config, run=replace(config.run, shard_optimizer=True)), TPU, 4)
+    assert plain.weights - shared.weights == 4 * online * 3 / 4
+    less = costs.cost(sized(50, 1, **{"run.recompute": True}), TPU, 4)
+    assert less.activations < 0.4 * plain.activations
+    assert costs.cost(sized(50, 1, **{"optim.accumulate": 2}), TPU, 4).activations == plain.activations / 2
+    # A linear layer keeps its input, once, whatever else reads it.
+    assert costs.cost(sized(50, 1, **{"run.precision": "float32"}), TPU, 4).activations == 2 * plain.activations
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    """Breaks if the estimate on paper differs from the bytes that a real step holds."""
+    config = apply(presets.cifar10_cpu(), TINY | {"run.precision": "float32"})
+    expected = costs.activation_bytes(costs.on_paper(config), config) * 2
+    from byol import method
+
+    model = method.build(config.network)
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    view = torch.randn(2, 3, 32, 32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(view, view)  # alive, so that no address is used twice
+    assert sum(kept.values()) == pytest.approx(expected, rel=0.02)
+    del out
+
+
+def test_exchange_by_hand() -> None:
+    """Breaks if gradients travel once a pass, or statistics of one process are counted as exchanged."""
+    one = costs.cost(sized(18, 0.5), TPU, 1)
+    assert (one.traffic, one.exchanges, one.efficiency) == (0.0, 0, 1.0)
+    own = costs.cost(sized(18, 0.5, **{"network.norm_group": 1}), TPU, 4)
+    model = costs.on_paper(sized(18, 0.5))
+    online = sum(p.numel() for part in (model.online, model.predictor) for p in part.parameters())
+    assert own.traffic == 2 * 4 * online * 3 / 4
+    twice = costs.cost(sized(18, 0.5, **{"network.norm_group": 1, "optim.accumulate": 2}), TPU, 4)
+    assert twice.traffic == own.traffic
+    # 20 norms in a ResNet-18 and one in each head: two views, online forward and back, target forward.
+    together = costs.cost(sized(18, 0.5), TPU, 4)
+    assert together.exchanges - own.exchanges == 2 * (2 * 22 + 21)
+    assert together.traffic > own.traffic
+
+
+@pytest.mark.parametrize(("preset", "devices", "hours"), [("paper-1000", 512, 8), ("paper-512", 64, 96)])
+def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
+    """Breaks if the model leaves the paper's two times, 8 h on 512 cores and 4 days on 64, by more than a quarter."""
+    config, _ = presets.compose(preset, {}, {})
+    step = costs.cost(config, TPU, devices)
+    steps = costs.resolve(config, costs.IMAGENET).steps
+    predicted = steps * (step.compute_seconds + step.exchange_seconds) / 3600
+    assert 0.75 < predicted / hours < 1.26
+    text = "\n".join(costs.plan_lines(config, "tpu-v3-core", devices, costs.IMAGENET))
+    assert f"{devices} TPU v3 cores" in text
+    assert "8.0% utilization" in text
+
+
+def test_what_does_not_fit_is_said() -> None:
+    """Breaks if a plan that cannot run looks like one that can, or a wrong name is a crash."""
+    config, _ = presets.compose("paper-1000", {"network.width": 4.0}, {})
+    assert "does not fit: try run.recompute" in "\n".join(costs.plan_lines(config, "v100", 16, costs.IMAGENET))
+    with pytest.raises(UsageError, match="Did you mean a100"):
+        costs.named("a10", config)
+    with pytest.raises(UsageError, match="cannot be shared by 3 devices"):
+        costs.cost(config, TPU, 3)
+
+
+def test_this_machine_is_timed(tmp_path: Path) -> None:
+    """Breaks if the rate measured here is not that of the step it times."""
+    config = apply(presets.cifar10_cpu(), TINY)
+    device = costs.here(config)
+    assert 1e6 < device.peak < 1e15
+    step = costs.cost(config, device, 1)
+    assert step.compute_seconds == pytest.approx(step.flops / device.peak)
+
+
+def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if the job does not ask for its machines, is not queued again, or waits for a task that has ended."""
+    pytest.importorskip("submitit")
+    command = ["launch", "scenes", "--preset", "paper-300", "--out", str(tmp_path / "run"), "--nodes", "4"]
+    flags = ["--gpus", "8", "--partition", "big", "--hours", "12", "--dry-run", "--optim.epochs", "100"]
+    app([*command, *flags], exit_on_error=False, result_action="return_value")
+    lines = capsys.readouterr().out.splitlines()
+    asked = [
+        "nodes=4",
+        "ntasks-per-node=8",
+        "gpus-per-node=8",
+        "partition=big",
+        "time=720",
+        "signal=USR2@120",
+        "requeue",
+    ]
+    for line in asked:
+        assert f"#SBATCH --{line}" in lines
+    run = next(shlex.split(line) for line in lines if line.startswith("srun"))
+    assert "--kill-on-bad-exit=1" in run
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if Slurm's warning ends the process before the step is saved, or a job out of time is not requeued."""
+    happened: list[str] = []
+
+    def pretrain(*arguments: Any) -> None:
+        with interrupt.handled(), interrupt.deferred():
+            signal.raise_signal(signal.SIGUSR2)
+            assert interrupt.requested()
+            happened.append("saved")
+        raise Interrupted("saved")
+
+    monkeypatch.setattr(pretraining, "pretrain", pretrain)
+    queued: Callable[..., None] = lambda number, frame: happened.append("queued again")
+    before = signal.signal(signal.SIGUSR2, queued)
+    try:
+        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, 1, 0, "", 1, 1))
+        with pytest.raises(SystemExit) as ending:
+            job()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert happened == ["saved", "queued again"]
+    assert ending.value.code == 75

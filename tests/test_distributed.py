@@ -1,0 +1,276 @@
+"""Several processes are one run: the same weights, one writer, one end."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from byol import checkpoint, data, distributed, networks, norms, optim, presets, records
+from byol.config import apply, resolve
+from byol.data import loader
+from byol.errors import UsageError
+from tests import processes
+from tests.conftest import TINY
+
+pytestmark = pytest.mark.timeout(900)
+
+SMALL = TINY | {
+    "data.resolution": 16,
+    "network.encoder": "small",
+    "run.precision": "float64",
+    "run.monitor_epochs": 100,
+    "views.t.blur": 0.0,
+}
+
+
+def command(out: Path, overrides: dict[str, Any], images: int = 64) -> list[str]:
+    flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in overrides.items()]
+    return ["pretrain", f"scenes:{images}", "--preset", "cifar10-cpu", "--out", str(out), *flags]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.found(out / "checkpoints")[0])
+
+
+def distance(one: Path, other: Path) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[n].double() - second[n].double()).abs().max()) for n in first)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All jobs of this module in one go: loading torch takes longer than they do."""
+    place = tmp_path_factory.mktemp("jobs")
+    twenty = SMALL | {"optim.batch": 64, "optim.epochs": 20}
+    twelve = SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2, "run.timeout": 20}
+    jobs: dict[str, dict[str, Any]] = {
+        "norms": {"world": 4, "check": "norms_agree"},
+        "losses": {"world": 2, "check": "losses_agree"},
+        "exchanges": {"world": 2, "check": "exchanges_agree"},
+    }
+    for passes in (1, 2):
+        for world in (1, 2, 4):
+            out = place / f"{world}x{passes}"
+            jobs[out.name] = {"world": world, "command": command(out, twenty | {"optim.accumulate": passes})}
+    jobs["whole"] = {"world": 2, "command": command(place / "whole", twelve)}
+    for name, rank in (("SIGKILL", 1), ("SIGSTOP", 1), ("raise", 1)):
+        asked = command(place / name, twelve)
+        jobs[name] = {"world": 2, "command": asked, "mischief": name, "rank": rank, "step": 6, "seconds": 100}
+        if name != "raise":
+            jobs[f"{name} again"] = {"world": 1 if name == "SIGSTOP" else 2, "command": asked}
+    asked = command(place / "sharded", twelve | {"run.shard_optimizer": True})
+    jobs["sharded"] = {"world": 2, "command": asked, "mischief": "SIGTERM", "rank": 1, "step": 6}
+    jobs["sharded again"] = {"world": 2, "command": asked}
+    jobs["odd"] = {"world": 3, "command": command(place / "odd", twelve)}
+    results = processes.run([job | {"place": str(place)} for job in jobs.values()])
+    return dict(zip(jobs, results, strict=True)) | {"place": place}
+
+
+@pytest.mark.parametrize("name", ["norms", "losses", "exchanges"])
+def test_what_processes_compute_together(ended: dict[str, Any], name: str) -> None:
+    """Breaks if statistics, negatives, a solved predictor or their gradients are not those of the whole batch (G8)."""
+    assert not any(ended[name]["codes"]), "\n".join(ended[name]["errors"])
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_number_of_processes_does_not_change_the_run(ended: dict[str, Any], passes: int) -> None:
+    """Breaks if 2 × 32 or 4 × 16 images give other weights than 1 × 64, with or without accumulation."""
+    one = ended["place"] / f"1x{passes}"
+    for world in (1, 2, 4):
+        out = ended["place"] / f"{world}x{passes}"
+        assert ended[out.name]["codes"] == [0] * world, "\n".join(ended[out.name]["errors"])
+        assert checkpoint.found(out / "checkpoints")[0].name.startswith("step-000000020")
+        assert distance(one, out) < 1e-9
+        assert records.read_json(out / "run.json")["processes"] == world
+        lines, expected = (records.read_metrics(p / "metrics.jsonl") for p in (out, one))
+        assert [line["step"] for line in lines] == [line["step"] for line in expected]
+        for line, other in zip(lines, expected, strict=True):
+            assert line == pytest.approx(other, rel=1e-5, abs=1e-8)
+    assert distance(ended["place"] / "1x1", ended["place"] / "1x2") > 1e-3  # accumulation does, by its statistics
+
+
+def test_only_the_first_process_speaks(ended: dict[str, Any]) -> None:
+    """Breaks if every process shows the plan, or an error that all find alike."""
+    assert "Plan for" in ended["4x1"]["errors"][0]
+    assert ended["4x1"]["errors"][1:] == ["", "", ""]
+    assert ended["odd"]["codes"] == [2, 2, 2]
+    assert "cannot be shared by 3 processes" in ended["odd"]["errors"][0]
+    assert ended["odd"]["errors"][1:] == ["", ""]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "sharded"])
+def test_a_job_that_lost_a_process_goes_on_to_the_same_bits(ended: dict[str, Any], name: str) -> None:
+    """Breaks if a rerun after a kill or a signal ends differently from an uninterrupted run (G9).
+
+    The last one's optimizer is sharded, which must neither change a bit nor lose state in a checkpoint.
+    """
+    assert ended["whole"]["codes"] == ended[f"{name} again"]["codes"] == [0, 0]
+    assert "Resuming at step" in ended[f"{name} again"]["errors"][0]
+    first, second = weights(ended["place"] / "whole"), weights(ended["place"] / name)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    texts = [(ended["place"] / out / "metrics.jsonl").read_text() for out in ("whole", name)]
+    assert texts[0] == texts[1]
+
+
+def test_a_lost_process_ends_the_job_at_once(ended: dict[str, Any]) -> None:
+    """Breaks if the others hang, or end without saying why."""
+    killed = ended["SIGKILL"]
+    assert killed["codes"] == [75, -signal.SIGKILL]
+    assert "The same command continues" in killed["errors"][0]
+    assert killed["seconds"] < 40
+    failed = ended["raise"]
+    assert failed["codes"] == [1, 1]
+    assert "Process 1 failed: RuntimeError: a wire was cut" in failed["errors"][0]
+    assert "process 1: This should not happen: RuntimeError: a wire was cut" in failed["errors"][1]
+    record = records.read_json(ended["place"] / "raise" / "run.json")
+    assert [session["status"] for session in record["sessions"]] == ["interrupted"]
+
+
+def test_a_stopped_process_ends_the_job_within_the_timeout(ended: dict[str, Any]) -> None:
+    """Breaks if a process that hangs leaves the others hanging; and one process can go on with what two began."""
+    stopped = ended["SIGSTOP"]
+    assert stopped["codes"] == [75, None]
+    assert "Process 1 has not answered" in stopped["errors"][0]
+    assert ended["SIGSTOP again"]["codes"] == [0], ended["SIGSTOP again"]["errors"]
+    assert distance(ended["place"] / "whole", ended["place"] / "SIGSTOP") < 1e-9
+
+
+def test_a_signal_to_one_process_saves_the_step_of_all(ended: dict[str, Any]) -> None:
+    """Breaks if SIGTERM loses a step, or only the process that had it stops (G3)."""
+    assert ended["sharded"]["codes"] == [75, 75]
+    assert "Interrupted after step 6 of 12, saved" in ended["sharded"]["errors"][0]
+    assert "Resuming at step 6 of 12" in ended["sharded again"]["errors"][0]
+
+
+def test_torchrun_restarts_what_was_killed(tmp_path: Path, ended: dict[str, Any]) -> None:
+    """Breaks if `torchrun -m byol` needs anything else, or its restart does not end with the same bits."""
+    asked = command(tmp_path / "run", SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2})
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
+    environment = os.environ | {"PYTHONPATH": str(processes.ROOT), "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "tests.dying"]
+    done = subprocess.run([*start, *asked], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming at step 4" in done.stderr
+    first, second = weights(ended["place"] / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_norms_with_an_activation_keep_it() -> None:
+    """Breaks if timm's norms, which end in an activation, lose it or their names when statistics are shared."""
+
+    class WithActivation(torch.nn.BatchNorm2d):
+        def __init__(self, features: int) -> None:
+            super().__init__(features)
+            self.drop, self.act = torch.nn.Identity(), torch.nn.SiLU()
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.act(super().forward(input))
+            return output
+
+    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), WithActivation(4)).double()
+    shared = norms._replaced(copy.deepcopy(plain), 0)
+    images = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    for part in (plain, shared):
+        part(images).square().sum().backward()
+    torch.testing.assert_close(shared(images), plain(images), rtol=1e-12, atol=1e-12)
+    for one, other in zip(plain.parameters(), shared.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
+    assert list(shared.state_dict()) == list(plain.state_dict())
+
+
+def test_shares_of_the_optimizer_are_even() -> None:
+    """Breaks if one process keeps most of the state, or a parameter belongs to none or two."""
+    params = [torch.empty(size) for size in (100, 90, 60, 50, 40, 10, 1)]
+    lists = optim.shares(params, 3)
+    assert [sum(p.numel() for p in part) for part in lists] == [111, 130, 110]
+    assert sorted(p.numel() for part in lists for p in part) == sorted(p.numel() for p in params)
+    assert optim.shares(params[:1], 3) == [[params[0]], [], []]
+
+
+def test_recomputing_changes_memory_and_nothing_else() -> None:
+    """Breaks if a block's second forward pass moves running statistics, or a bit of a gradient differs."""
+    torch.manual_seed(0)
+    plain = networks.resnet(18, 0.1, small_images=True)
+    again = copy.deepcopy(plain)
+    networks.use_recompute(again)
+    images = torch.randn(4, 3, 16, 16)
+    kept = []
+    for encoder in (plain, again):
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
+        ):
+            output = encoder(images)
+        output.square().sum().backward()
+        kept.append(sum(saved))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(plain.buffers(), again.buffers(), strict=True))
+    assert kept[1] < kept[0] / 3
+    with pytest.raises(UsageError, match="ResNets"):
+        networks.use_recompute(torch.nn.Linear(2, 2))
+
+
+def test_a_compiled_encoder_keeps_its_names() -> None:
+    """Breaks if compiling renames weights, or changes what the encoder computes."""
+    torch.manual_seed(0)
+    plain = processes.small()
+    compiled = copy.deepcopy(plain)
+    networks.use_compile(compiled, backend="eager")
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(compiled(images), plain(images))
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("in_memory", ["always", "never"])
+def test_slices_of_a_step_are_the_step(folder: Path, monkeypatch: pytest.MonkeyPatch, in_memory: str) -> None:
+    """Breaks if processes see an image twice, leave one out, or crop it otherwise than a single process does."""
+    overrides = TINY | {"optim.accumulate": 2, "data.in_memory": in_memory, "data.workers": 0}
+    config = apply(presets.cifar10_cpu(), overrides)
+    images = loader.prepare(data.open_source(str(folder), config.data), config)
+    plan = resolve(config, len(images.train))
+
+    def passes(seat: distributed.Seat | None) -> list[loader.Crops]:
+        monkeypatch.setattr(distributed, "_job", seat and distributed.Job(seat, None, 1.0))
+        return list(loader.batches(images, config, plan, 1, torch.device("cpu")))
+
+    whole = passes(None)
+    halves = [passes(distributed.Seat(rank, 2, rank, 2)) for rank in range(2)]
+    assert len(whole) == len(halves[0]) == 2 * (plan.steps - 1)
+    for one, first, second in zip(whole, *halves, strict=True):
+        assert all(
+            torch.equal(a, torch.cat([b, c])) for a, b, c in zip(one.crops, first.crops, second.crops, strict=True)
+        )
+        for draw, of_first, of_second in zip(one.draws, first.draws, second.draws, strict=True):
+            assert all(torch.equal(a, torch.cat([b, c])) for a, b, c in zip(draw, of_first, of_second, strict=True))
+        assert torch.equal(one.labels, torch.cat([first.labels, second.labels]))
+
+
+def test_where_a_process_sits() -> None:
+    """Breaks if torchrun's or Slurm's variables are read wrongly."""
+    torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "2"}
+    assert distributed.seat(torchrun) == (5, 8, 1, 4)
+    slurm = {
+        "SLURM_STEP_NUM_TASKS": "16",
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+        "SLURM_STEP_NODELIST": "gpu[003-004]",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_STEP_ID": "0",
+    }
+    assert distributed.seat(slurm) == (9, 16, 1, 8)
+    assert distributed.address(slurm) == ("gpu003", "32345")
+    # In a batch script, and in a step of one task, there is nobody to meet.
+    assert distributed.seat({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}) == (0, 1, 0, 1)
+    assert distributed.seat({}) == (0, 1, 0, 1)
+    hosts = {"a": "a", "a,b": "a", "n[1-3]": "n1", "gpu[03-07,9]-ib,cpu1": "gpu03-ib", "rack1n2,rack1n3": "rack1n2"}
+    assert {nodes: distributed.first_host(nodes) for nodes in hosts} == hosts
