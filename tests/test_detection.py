@@ -191,6 +191,32 @@ def test_the_same_seed_gives_the_same_batches_and_result() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
+def test_odd_images_in_every_precision(precision: str) -> None:
+    """Breaks if a sliver, an image without objects or a number type is not handled in training or test."""
+    encoder = encoder_of(small_images=False)
+    config = apply(encoder.config, {"run.precision": precision})
+    encoder = replace(encoder, config=config, place=choose(config))
+    none = Boxes(torch.zeros(0, 4), torch.zeros(0).long(), torch.zeros(0).bool())
+    one = Boxes(torch.tensor([[1.0, 4, 6, 40]]), torch.tensor([1]), torch.tensor([False]))
+    shapes = [(3, 1, 200), (3, 50, 7), (3, 2, 2)]
+    kept = [Sample(torch.full(s, 99, dtype=torch.uint8), t) for s, t in zip(shapes, (none, one, none), strict=True)]
+    samples = Samples("odd", 3, kept.__getitem__, str)
+    model = detection.detector(encoder, 2, SMALL, 0).train().to(**encoder.place.placement(config))
+    batch = detection.make_batch((20, 70), samples, Recipe(1, 3, 0.0, 0.0), 0)
+    with encoder.place.autocast():
+        loss = detection._loss(encoder, model, batch)
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    model.heads.score_thresh = 0.0
+    seen = list(detection.predictions(model.eval(), samples, 40, encoder, "odd"))
+    for (image, _), found in seen:
+        assert len(found.boxes)
+        assert found.scores.dtype == torch.float32
+        assert (found.boxes >= 0).all()
+        assert (found.boxes <= torch.tensor([*image.shape[:0:-1]] * 2) + 1e-3).all()
+
+
 ANNOTATION = "<annotation>{}</annotation>"
 OBJECT = (
     "<object><name>{name}</name><difficult>{difficult}</difficult><bndbox><xmin>{0}</xmin><ymin>{1}</ymin>"
