@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.ready
 	$(BIN)/byol demo
 
+# A process a core with one thread each: two threads in each of two processes would wait for one another.
 test: $(VENV)/.ready lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from byol import checkpoint, networks
+from byol import checkpoint, neighbours, networks
 from byol.config import Config, Data, View, Views, apply
 from byol.data import open_task
 from byol.data.folder import folder as folder_source
@@ -414,6 +414,6 @@ def test_a_bank_in_parts_is_the_whole_bank(monkeypatch: pytest.MonkeyPatch) -> N
     torch.manual_seed(0)
     bank, queries, labels = torch.randn(53, 5), torch.randn(11, 5), torch.arange(53) % 4
     whole_bank = knn.votes(bank, labels, queries, classes=4, k=7)
-    monkeypatch.setattr(knn, "ROWS", 6)
+    monkeypatch.setattr(neighbours, "ROWS", 6)
     monkeypatch.setattr(knn, "QUERIES", 3)
     torch.testing.assert_close(knn.votes(bank, labels, queries, classes=4, k=7), whole_bank)

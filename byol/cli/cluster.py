@@ -7,11 +7,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from byol.cli.app import ConfigFlags, app, given_values
+from byol.cli.app import LOOK, TRAIN, ConfigFlags, app, given_values
 from byol.errors import UsageError
 
 
-@app.command
+@app.command(group=LOOK)
 def plan(
     preset: str,
     *,
@@ -21,7 +21,7 @@ def plan(
     encoders: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Show what a run would cost: operations, memory, exchange and time, without running it.
+    """Show what a run would cost: operations, memory, time.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def plan(
     )
 
 
-@app.command
+@app.command(group=TRAIN)
 def launch(
     data: str,
     *,
@@ -69,7 +69,9 @@ def launch(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Pretrain on several machines of a Slurm cluster; preempted or out of time, the job is queued again and goes on.
+    """Pretrain on several machines of a Slurm cluster.
+
+    Preempted or out of time, the job is queued again and goes on.
 
     Parameters
     ----------

@@ -7,15 +7,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from byol.cli.app import app
+from byol.cli.app import LOOK, app
 from byol.errors import UsageError
 
 
-@app.command
+@app.command(group=LOOK)
 def report(
     *runs: Path, out: Annotated[Path | None, Parameter(alias="-o")] = None, images: int = 5000, data: str = ""
 ) -> None:
-    """Write one self-contained HTML page about a run, or several side by side; it opens offline.
+    """Write one HTML page about a run, or several side by side.
+
+    It loads nothing and opens offline.
 
     Parameters
     ----------

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from byol.cli.app import app
+from byol.cli.app import USE, app
 from byol.errors import UsageError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 LEAST = 10_000
 
 
-@app.command
+@app.command(group=USE)
 def shard(folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool = True, overwrite: bool = False) -> None:
-    """Pack a folder of images into tar shards; the same command again goes on, or checks every finished shard.
+    """Pack a folder of images into tar shards.
+
+    The same command again goes on, or checks every finished shard.
 
     Parameters
     ----------
