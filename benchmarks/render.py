@@ -45,8 +45,8 @@ def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
     names = ("byol", "random", "supervised")
     lines = [
         "Protocols of `byol evaluate` on the encoder of cifar10-45min (`benchmarks/evaluations.py`): test figures,",
-        "mean ± half the range over three seeds of the evaluation, each choice made on validation images; minutes by the",
-        "clock, for linear and finetune on a core shared with other work.",
+        "mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
+        "minutes by the clock, for linear and finetune on a core shared with other work.",
         "",
         f"| data | protocol | figure | {' | '.join(names)} | minutes | settings |",
         "|---|---|---|---|---|---|---|---|",
