@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,6 +135,12 @@ def encoder_header(path: str | Path) -> dict[str, Any]:
             return header
     except (SafetensorError, KeyError, ValueError, AssertionError):
         raise DiskError(f"{file} is not an encoder written by byol, or it is damaged.") from None
+
+
+def encoder_settings(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The config fields that a header holds."""
+    rooms = {f"{room}.{name}": value for room in ("views", "network") for name, value in header[room].items()}
+    return {**rooms, "data.resolution": header["resolution"]}
 
 
 def load_encoder(path: str | Path) -> nn.Module:

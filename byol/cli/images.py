@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from byol.cli.app import LOOK, USE, ConfigFlags, app, given_values
 from byol.config import read_yaml
-from byol.errors import UsageError
 from byol.presets import compose
 
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]
@@ -234,14 +233,7 @@ def pick(
         Also draw what was found into this .png file.
     """
     from byol import search as answers
+    from byol.data import read_list
 
     answers.check_out(out, sheet)
-    answers.write(answers.pick(count, run, data, by, listed(exclude) if exclude else ()), out, sheet)
-
-
-def listed(file: Path) -> tuple[str, ...]:
-    """The names of a list, a name a line up to a tab."""
-    try:
-        return tuple(line.partition("\t")[0] for line in file.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read the list {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}.") from None
+    answers.write(answers.pick(count, run, data, by, tuple(read_list(exclude)) if exclude else ()), out, sheet)

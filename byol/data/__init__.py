@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,12 +17,11 @@ from byol.data.named import torchvision_source
 from byol.data.places import is_pattern, is_remote, local, names
 from byol.data.scenes import scenes
 from byol.data.shards import holds_shards, names_shards, open_shards
-from byol.data.source import Source
+from byol.data.source import Source, at
 from byol.data.task import Part, Sealed, Task, as_source, held_out_fraction, joined, whole
 from byol.errors import BadData, UsageError, nearest
 from byol.progress import say
 
-T = TypeVar("T")
 SCENES = 5000
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
@@ -35,14 +32,19 @@ def open_source(spec: str, config: Data, split: str = "train") -> Source:
     return without(source, Path(config.exclude)) if config.exclude else source
 
 
-def without(source: Source, listed: Path) -> Source:
-    """The source without the images of a list: a name a line, up to a tab; as skipped.txt and the doctor's list."""
+def read_list(file: Path) -> list[str]:
+    """The names in a list of images: a name a line, up to a tab; as skipped.txt and the doctor's list."""
     try:
-        lines = listed.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"Cannot read the list data.exclude, {listed}: {reason}.") from None
-    names = {line.partition("\t")[0] for line in lines if line.strip()}
+        raise UsageError(f"Cannot read the list {file}: {reason}.") from None
+    return [line.partition("\t")[0] for line in lines if line.strip()]
+
+
+def without(source: Source, listed: Path) -> Source:
+    """The source without the images of a list."""
+    names = set(read_list(listed))
     kept = np.array([i for i in range(len(source)) if source.describe(i) not in names], dtype=np.int64)
     gone = len(source) - len(kept)
     if gone < len(names):
@@ -52,17 +54,13 @@ def without(source: Source, listed: Path) -> Source:
     return replace(
         source,
         count=len(kept),
-        read=partial(_at, source.read, kept),
-        describe=partial(_at, source.describe, kept),
+        read=partial(at, source.read, kept),
+        describe=partial(at, source.describe, kept),
         labels=None if source.labels is None else source.labels[kept],
-        stamp=partial(_at, source.stamp, kept) if source.stamp else None,
-        path=partial(_at, source.path, kept) if source.path else None,
+        stamp=partial(at, source.stamp, kept) if source.stamp else None,
+        path=partial(at, source.path, kept) if source.path else None,
         blocks=None if source.blocks is None else source.blocks[kept],
     )
-
-
-def _at(function: Callable[[int], T], kept: np.ndarray, place: int) -> T:
-    return function(int(kept[place]))
 
 
 def _open(spec: str, config: Data, split: str) -> Source:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
+from byol.data.source import at
 from byol.data.task import Sealed
 
 T = TypeVar("T")
@@ -54,9 +55,9 @@ class Samples(Generic[T]):
         return Samples(
             self.name,
             len(chosen),
-            partial(_at, self.read, chosen),
-            partial(_at, self.describe, chosen),
-            partial(_at, self.stamp, chosen) if self.stamp else None,
+            partial(at, self.read, chosen),
+            partial(at, self.describe, chosen),
+            partial(at, self.stamp, chosen) if self.stamp else None,
         )
 
     def fingerprint(self) -> str:
@@ -82,10 +83,6 @@ class DenseTask(Generic[T]):
 
     def again(self) -> DenseTask[T]:
         return replace(self, test=self.test.again())
-
-
-def _at(function: Callable[[int], Any], chosen: np.ndarray, place: int) -> Any:
-    return function(int(chosen[place]))
 
 
 def joined(first: Samples[T], second: Samples[T]) -> Samples[T]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
 
 
 class BadImage(Exception):
@@ -29,3 +32,8 @@ class Source:
 
     def __len__(self) -> int:
         return self.count
+
+
+def at(function: Callable[[int], T], kept: np.ndarray, place: int) -> T:
+    """What a function of the whole says of the image at a place of the part that is kept."""
+    return function(int(kept[place]))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from byol import optim, pictures, schedules, views
 from byol.config import Config
 from byol.data.dense import DenseTask, Sample, Samples, joined
-from byol.data.loader import MEMORY_SHARE, SUBSTITUTES, Bad, batch_positions, check_bad, quiet_worker, worker_count
+from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits, quiet_worker, worker_count
 from byol.data.source import BadImage
 from byol.errors import BadData, ByolError, Diverged
 from byol.evals.encoder import Encoder
@@ -235,12 +235,9 @@ def _read_all(part: Samples[T]) -> Iterator[Sample[T] | BadImage]:
 
 
 def _fits(part: Samples[T], config: Config) -> bool:
-    if config.data.in_memory != "auto":
-        return config.data.in_memory == "always"
     pixels = [height * width for height, width in sizes(part)]
     # 3 bytes a pixel of the image and 4 of a depth map, the largest kind of target.
-    needed = 7 * len(part) * float(np.mean(pixels or [0]))
-    return needed <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return fits(7 * len(part) * float(np.mean(pixels or [0])), config)
 
 
 def sizes(part: Samples[T], count: int = 16) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from byol import networks
-from byol.checkpoint import encoder_header, load_encoder
+from byol.checkpoint import encoder_header, encoder_settings, load_encoder
 from byol.config import Config, View, Views, apply
 from byol.machine import Machine, choose
 
@@ -64,11 +64,7 @@ def frozen(encoder: Encoder) -> Iterator[nn.Module]:
 
 def open_encoder(path: str | Path, settings: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder of a run or an encoder file; `settings` are config fields such as run.device."""
-    header = encoder_header(path)
-    values = {f"views.{name}": value for name, value in header["views"].items()}
-    values |= {f"network.{name}": value for name, value in header["network"].items()}
-    values |= {"data.resolution": header["resolution"], **(settings or {})}
-    config = apply(Config(), values, str(path))
+    config = apply(Config(), {**encoder_settings(encoder_header(path)), **(settings or {})}, str(path))
     return Encoder(str(path), load_encoder(path), config, choose(config))
 
 

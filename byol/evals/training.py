@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from byol import networks, optim, schedules, views
 from byol.config import Config, Optim, Views, resolve
-from byol.data.loader import MEMORY_SHARE, Images, batches, prepare, worker_count
+from byol.data.loader import Images, batches, fits, prepare, worker_count
 from byol.data.task import Metric, Part, as_source
 from byol.evals.encoder import Encoder, spatial_views
 from byol.evals.features import Chunk, centre_crops, represent
@@ -135,9 +134,7 @@ class Held:
         self.encoder, self.source = encoder, as_source(part)
         self.targets = part.targets
         self.workers = worker_count(encoder.config) if len(part) > 2000 else 0
-        size = len(part) * 3 * encoder.resolution**2
-        fits = size <= MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.chunks = list(self._read()) if fits else None
+        self.chunks = list(self._read()) if fits(len(part) * 3 * encoder.resolution**2, encoder.config) else None
 
     def _read(self) -> Iterator[Chunk]:
         return centre_crops(self.source, self.encoder.resolution, self.workers)

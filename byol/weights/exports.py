@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from byol import networks
-from byol.checkpoint import encoder_header, encoder_path, load_encoder, save_encoder
+from byol.checkpoint import encoder_header, encoder_path, encoder_settings, load_encoder, save_encoder
 from byol.config import Config, apply
 from byol.errors import DiskError, OutputBusy, UsageError, nearest
 from byol.records import write_atomically, write_json
@@ -65,9 +65,7 @@ def export(run: Path, to: str, out: Path) -> Export:
 
 def open_run(run: Path) -> Source:
     header = encoder_header(run)
-    values = {f"views.{name}": value for name, value in header["views"].items()}
-    values |= {f"network.{name}": value for name, value in header["network"].items()}
-    config = apply(Config(), values | {"data.resolution": header["resolution"]}, str(run))
+    config = apply(Config(), encoder_settings(header), str(run))
     return Source(load_encoder(run), config, header, run if run.is_dir() else run.parent)
 
 

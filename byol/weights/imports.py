@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from byol import networks
-from byol.checkpoint import encoder_header, load_encoder, save_encoder
+from byol.checkpoint import encoder_header, encoder_settings, load_encoder, save_encoder
 from byol.config import Config, apply
 from byol.errors import BadData, DiskError, UsageError
 from byol.weights import reader
@@ -101,12 +101,7 @@ def _own_settings(file: Path) -> dict[str, Any]:
     with safe_open(file, "pt") as opened:
         if "byol" not in (opened.metadata() or {}):
             return {}
-    header = encoder_header(file)
-    return {
-        **{f"views.{name}": value for name, value in header["views"].items()},
-        **{f"network.{name}": value for name, value in header["network"].items()},
-        "data.resolution": header["resolution"],
-    }
+    return encoder_settings(encoder_header(file))
 
 
 def _inside(tree: Any, depth: int = 0) -> Iterator[dict[Any, Any]]:
