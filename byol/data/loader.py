@@ -33,6 +33,7 @@ MEMORY_SHARE = 0.25
 MOST_HELD_OUT = 1000
 BAD_ALLOWED = 10  # so that two bad files do not stop a folder of fifty
 SUBSTITUTES = 50
+WORKER_SECONDS = 60  # that a loader process outlives a SIGTERM, unless the main process ends it before
 
 
 class Bad(NamedTuple):
@@ -305,9 +306,14 @@ def told(loader: DataLoader[T]) -> Iterator[T]:
 
 
 def quiet_worker(_: int) -> None:
-    """Ctrl-C reaches the whole process group; only the main process answers it, and it ends the workers."""
+    """Ctrl-C reaches the whole process group, SIGTERM and SIGUSR2 of a cluster every process of a job.
+
+    Only the main process answers them, needs its workers for the step that it finishes, and then ends them.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(WORKER_SECONDS))
 
 
 class BadList:
