@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from byol import records
+from byol import checkpoint, records
 from byol.tables import paper
 from byol.tables.cells import Plan, stored
 from byol.tables.paper import Request
@@ -106,7 +106,7 @@ def wait_for(true: Any, seconds: float) -> None:
 
 def step(run: Path) -> int:
     """Of the newest checkpoint."""
-    return max((int(p.name.split("-")[1]) for p in (run / "checkpoints").glob("step-*")), default=0)
+    return max((int(p.name[5:14]) for p in checkpoint.found(run / "checkpoints")), default=0)
 
 
 def interrupt(run: Path, after: int, *how: str) -> None:
