@@ -180,11 +180,30 @@ def test_this_machine_is_timed() -> None:
     assert 0.5 < min(planned) / min(measured) < 2
 
 
+def test_ratios_of_the_scaling_benchmark() -> None:
+    """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the README
+    shows other figures."""
+    from benchmarks import render, scaling
+
+    rounds = {"1 process": [80.0, 100.0], "2 processes": [150.0], "recompute": [90.0, 60.0], "compile": []}
+    found = scaling.summary(rounds, [1.1])
+    ratios = {(each["of"], each["to"]): each["ratio"] for each in found["ratios"]}
+    assert ratios == {("2 processes", "1 process"): 1.5, ("recompute", "1 process"): 0.9}
+    assert found["failed"] == ["compile"]
+    assert found["worst_over_best"] == pytest.approx({"1 process": 0.8, "2 processes": 1.0, "recompute": 2 / 3})
+    text = render.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
+    assert "| recompute | 90 | 0.67 | 0.90 of 1 process: blocks computed again for their gradients |" in text
+    assert "best of up to 2 rounds" in text
+    assert "measured step: 1.10." in text
+
+
 def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Breaks if the job does not ask for its machines, is not queued again, or waits for a task that has ended."""
     pytest.importorskip("submitit")
     command = ["launch", "scenes", "--preset", "paper-300", "--out", str(tmp_path / "run"), "--nodes", "4"]
     flags = ["--gpus", "8", "--partition", "big", "--hours", "12", "--dry-run", "--optim.epochs", "100"]
+    with pytest.raises(UsageError, match="every process has a GPU"):
+        app([*command, *flags, "--processes", "2"], exit_on_error=False, result_action="return_value")
     app([*command, *flags], exit_on_error=False, result_action="return_value")
     lines = capsys.readouterr().out.splitlines()
     asked = [
@@ -201,6 +220,14 @@ def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run = next(shlex.split(line) for line in lines if line.startswith("srun"))
     assert "--kill-on-bad-exit=1" in run
     assert not list(tmp_path.iterdir())
+    app(
+        [*command, "--gpus", "0", "--processes", "2", "--dry-run"],
+        exit_on_error=False,
+        result_action="return_value",
+    )
+    text = capsys.readouterr().out
+    assert "#SBATCH --ntasks-per-node=2" in text
+    assert "gpus" not in text
 
 
 def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
