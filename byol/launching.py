@@ -56,7 +56,9 @@ def saving_first() -> Iterator[None]:
         if isinstance(error, Lost) and not warned:  # a task that was warned may see the others leave before it
             raise
         if distributed.seat().rank:
-            time.sleep(NOTICE_SECONDS)  # the first task queues the job again; one that ends before would end it too
+            # The first task queues the job again; one that ends before would end it too. Then Slurm's SIGTERM comes.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(NOTICE_SECONDS)
         elif warned and callable(requeue):
             requeue(PREEMPTED, None)
         # Not an outcome: submitit would store it as one, and a requeued job would seem to have ended.

@@ -85,12 +85,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jobs["sharded"] = {"world": 2, "command": asked, "mischief": "SIGTERM", "rank": 1, "step": 6}
     jobs["sharded again"] = {"world": 2, "command": asked}
     chance, chained = random.Random(0), twelve | {"optim.epochs": 2 * KILLS + 2}
-    jobs["chain whole"] = {"world": 2, "command": command(place / "chain whole", chained)}
+    jobs["chain whole"] = {"world": 2, "command": command(place / "chain whole", chained), "seconds": 600}
     asked = command(place / "chain", chained)
     for number in range(KILLS):
         moment = {"rank": number % 2, "step": chance.randint(2, 5), "delay": chance.uniform(0, 0.05)}
         jobs[f"chain {number}"] = {"world": 2, "command": asked, "mischief": "SIGKILL", "seconds": 100, **moment}
-    jobs["chain again"] = {"world": 2, "command": asked}
+    jobs["chain again"] = {"world": 2, "command": asked, "seconds": 600}
     grown = command(place / "grown", twelve)
     jobs["grown"] = {"world": 1, "command": grown, "mischief": "SIGTERM", "rank": 0, "step": 6}
     jobs["grown again"] = {"world": 2, "command": grown}
@@ -142,10 +142,7 @@ def test_a_job_that_lost_a_process_goes_on_to_the_same_bits(ended: dict[str, Any
     """
     assert ended["whole"]["codes"] == ended[f"{name} again"]["codes"] == [0, 0]
     assert "Resuming at step" in ended[f"{name} again"]["errors"][0]
-    first, second = weights(ended["place"] / "whole"), weights(ended["place"] / name)
-    assert all(torch.equal(first[n], second[n]) for n in first)
-    texts = [(ended["place"] / out / "metrics.jsonl").read_text() for out in ("whole", name)]
-    assert texts[0] == texts[1]
+    assert same_end(ended["place"] / "whole", ended["place"] / name)
 
 
 def test_a_lost_process_ends_the_job_at_once(ended: dict[str, Any]) -> None:
@@ -188,10 +185,17 @@ def test_kills_of_either_process_at_random_moments(ended: dict[str, Any]) -> Non
         assert "The same command continues" in job["errors"][1 - rank]
         assert job["since"] < TIMEOUT
     assert ended["chain again"]["codes"] == [0, 0], ended["chain again"]["errors"]
-    first, second = (weights(ended["place"] / name) for name in ("chain whole", "chain"))
-    assert all(torch.equal(first[n], second[n]) for n in first)
-    texts = [(ended["place"] / name / "metrics.jsonl").read_text() for name in ("chain whole", "chain")]
-    assert texts[0] == texts[1]
+    assert ended["chain whole"]["codes"] == [0, 0], ended["chain whole"]["errors"]
+    assert same_end(ended["place"] / "chain whole", ended["place"] / "chain")
+
+
+def same_end(one: Path, other: Path) -> bool:
+    """Whether two runs have the same bits in their last checkpoints and metrics."""
+    first, second = weights(one), weights(other)
+    texts = [(out / "metrics.jsonl").read_text() for out in (one, other)]
+    return (
+        first.keys() == second.keys() and texts[0] == texts[1] and all(torch.equal(first[n], second[n]) for n in first)
+    )
 
 
 def test_one_process_may_become_two(ended: dict[str, Any]) -> None:
@@ -207,7 +211,7 @@ def test_fifty_steps_in_single_precision(ended: dict[str, Any]) -> None:
     assert ended["fifty 1"]["codes"] + ended["fifty 2"]["codes"] == [0, 0, 0], ended["fifty 2"]["errors"]
     assert weights(ended["place"] / "fifty 2")["method.online.encoder.0.weight"].dtype == torch.float32
     assert apart(ended["place"], statistics=False) <= 1e-4
-    assert apart(ended["place"], statistics=True) <= 1e-6
+    assert apart(ended["place"], statistics=True) <= 5e-6  # those of one pass, with equal weights: 1e-6, in checks.py
 
 
 def apart(place: Path, statistics: bool) -> float:
@@ -235,7 +239,7 @@ def test_figures_are_kept(ended: dict[str, Any]) -> None:
         "kills": {"tries": KILLS, "ended": sum(75 in job["codes"] for job in kills), "timeout": TIMEOUT},
         "seconds_from_kill_to_end": sorted(round(job["since"], 2) for job in kills),
         "seconds_from_stop_to_end": [round(ended[name]["since"], 1) for name in ("SIGSTOP", "SIGSTOP of the first")],
-        "bit_identical_after_kills": True,
+        "bit_identical_after_kills": same_end(place / "chain whole", place / "chain"),
     }
     command = "BYOL_CHAOS=1 python -m pytest tests/test_distributed.py"
     found = {"command": command, "versions": versions(), "commit": rundir.commit(), "figures": figures}
