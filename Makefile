@@ -20,6 +20,7 @@ lint: $(VENV)/.ready
 # Twenty kills and more, for minutes.
 chaos: $(VENV)/.ready
 	BYOL_KILLS=20 $(BIN)/python -m pytest tests/test_kill.py
+	OMP_NUM_THREADS=1 BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_distributed.py tests/test_slurm.py
 
 # torch and torchvision must match each other: a pair found in the surrounding environment is used as it is,
 # otherwise the newest pair is installed.

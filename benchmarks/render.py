@@ -115,6 +115,26 @@ def _helps(records: list[tuple[str, dict[str, Any]]]) -> str:
     )
 
 
+def scaling(record: dict[str, Any]) -> str:
+    """Ratios of one run, and the cost model beside measured steps."""
+    planned, rounds = record["planned_over_measured"], max(map(len, record["rounds"].values()))
+    lines = [
+        f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
+        f"batch {record['batch']},",
+        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
+        f"{record['load_before']:.1f} before.",
+        "",
+        "| variant | images/s | worst / best round | ratio |",
+        "|---|---|---|---|",
+    ]
+    ratios = {each["of"]: f"{each['ratio']:.2f} of {each['to']}: {each['meaning']}" for each in record["ratios"]}
+    for name, rate in record["best"].items():
+        lines.append(f"| {name} | {rate:.0f} | {record['worst_over_best'][name]:.2f} | {ratios.get(name, '')} |")
+    if planned:
+        lines += ["", f"`byol plan --device-type here` / measured step: {', '.join(f'{p:.2f}' for p in planned)}."]
+    return "\n".join(lines) + "\n"
+
+
 def _spread(figure: str, test: dict[str, float]) -> str:
     return f" ± {shown(figure, test['half_range'])}" if test["seeds"] > 1 else ""
 
@@ -142,6 +162,8 @@ def main() -> None:
     pixels = [(path.stem, read_json(path)) for path in sorted((ROOT / "results").glob("dense-*.json"))]
     if pixels:
         text += "\n" + dense(pixels)
+    if (ROOT / "results" / "scaling.json").exists():
+        text += "\n" + scaling(read_json(ROOT / "results" / "scaling.json"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
     write_atomically(ROOT / "README.md", with_tables(rendered, ROOT / "results" / "tables").encode())

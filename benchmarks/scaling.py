@@ -1,10 +1,12 @@
 """One and two processes on this machine, and what each feature for large runs costs, as ratios of one run.
 
-    python benchmarks/scaling.py [--rounds 3] [--steps 8] [--batch 128] [--only NAME …]
+    python benchmarks/scaling.py [--minutes 10] [--rounds 3] [--steps 8] [--batch 128] [--only NAME …]
 
-Every variant is started anew in every round, so that what else the machine does falls on all of them alike; a variant's
-figure is its best round. The last lines compare `byol plan --device-type here` with a measured step of twice the
-images. Writes results/scaling.json.
+Every variant is started anew in every round, forwards and backwards in turn, so that what else the machine does falls
+on all of them alike; a variant's figure is its best round, and its range says what that is worth. No round begins that
+would not end within the minutes. The last lines compare `byol plan --device-type here` with measured steps of twice the
+images. Writes results/scaling.json after every round. On a machine with other work the ratios of one and two processes
+mean little: the record says how busy it was.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -39,6 +42,9 @@ AGAINST = {
     "recompute": ("1 process", "blocks computed again for their gradients"),
     "compile": ("1 process", "torch.compile, compiling not counted"),
 }
+
+
+LONGEST = 300.0  # seconds of a variant that hangs
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -68,22 +74,29 @@ def work(settings: dict[str, Any]) -> None:
         size = config.data.resolution
         view = place.images(torch.rand(share, 3, size, size), config)
         passes = [Pass(view, view, None)] * config.optim.accumulate
-        seconds = []
-        for _ in range(settings["steps"] + 2):
-            began = time.perf_counter()
-            update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place)
-            seconds.append(time.perf_counter() - began)
-        best = sorted(seconds[2:])[len(seconds[2:]) // 2]
-        found = {"images_per_second": config.optim.batch / best, "step": best}
-        if settings.get("plan"):  # rated with half the images, asked about all of them
+
+        def measured(count: int) -> list[float]:
+            seconds = []
+            for _ in range(count):
+                began = time.perf_counter()
+                update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place)
+                seconds.append(time.perf_counter() - began)
+            return seconds
+
+        measured(2)
+        seconds = measured(settings["steps"])
+        middle = statistics.median(seconds)
+        found = {"images_per_second": config.optim.batch / middle, "step": middle}
+        if settings.get("plan"):  # rated with half the images, asked about all of them; the best of both in turns
             half = apply(config, {"optim.batch": config.optim.batch // 2})
-            found["planned"] = costs.cost(config, costs.here(half), 1).compute_seconds
+            turns = [(costs.cost(config, costs.here(half), 1).compute_seconds, min(measured(2))) for _ in range(3)]
+            found["planned_over_measured"] = min(p for p, _ in turns) / min(m for _, m in turns)
         if distributed.rank() == 0:
             print(json.dumps(found))
 
 
 def start(settings: dict[str, Any]) -> dict[str, float]:
-    """All processes of a variant to their end; several apart count as one run of the slowest."""
+    """All processes of a variant to their end; several apart count as one run of the slowest. Empty: it failed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -100,16 +113,44 @@ def start(settings: dict[str, Any]) -> dict[str, float]:
                 "MASTER_PORT": port,
             }
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"A process of {settings} failed.")
+    try:
+        outputs = [process.communicate(timeout=LONGEST)[0] for process in started]
+    except subprocess.TimeoutExpired:
+        outputs = []
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    if not outputs or any(process.returncode for process in started):
+        return {}
     found = [json.loads(output.splitlines()[-1]) for output in outputs if output.strip()]
     slowest: dict[str, float] = max(found, key=lambda each: each["step"])
     return slowest
 
 
+def summary(rounds: dict[str, list[float]], planned: list[float]) -> dict[str, Any]:
+    """Best rounds, what they are divided by, and the range of each variant over its rounds."""
+    rates = {name: max(values) for name, values in rounds.items() if values}
+    known = {name: AGAINST[name] for name in rates if name in AGAINST and AGAINST[name][0] in rates}
+    ratios = [
+        {"of": name, "to": base, "ratio": rates[name] / rates[base], "meaning": meaning}
+        for name, (base, meaning) in known.items()
+    ]
+    spread = {name: min(values) / max(values) for name, values in rounds.items() if values}
+    failed = [name for name, values in rounds.items() if not values]
+    return {
+        "rounds": rounds,
+        "best": rates,
+        "worst_over_best": spread,
+        "ratios": ratios,
+        "failed": failed,
+        "planned_over_measured": planned,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--batch", type=int, default=128)
@@ -126,23 +167,31 @@ def main() -> None:
 
     rounds: dict[str, list[float]] = {name: [] for name in arguments.only}
     planned: list[float] = []
-    for _ in range(arguments.rounds):
-        for name in arguments.only:
+    busy, began, longest = os.getloadavg()[0], time.monotonic(), 0.0
+    for number in range(arguments.rounds):
+        round_began = time.monotonic()
+        if round_began - began + longest > 60 * arguments.minutes:
+            print(f"No time for more than {number} rounds.")
+            break
+        for name in arguments.only if number % 2 == 0 else reversed(arguments.only):
             common = {"batch": arguments.batch, "steps": arguments.steps, "plan": name == "1 process"}
             found = start(VARIANTS[name] | common)
-            rounds[name].append(found["images_per_second"])
-            if "planned" in found:
-                planned.append(found["planned"] / found["step"])
-            print(f"{name:32} {found['images_per_second']:8.1f} images/s", flush=True)
-    rates = {name: max(values) for name, values in rounds.items()}
-    known = {name: AGAINST[name] for name in rates if name in AGAINST and AGAINST[name][0] in rates}
-    ratios = {f"{name} / {base}": rates[name] / rates[base] for name, (base, _) in known.items()}
-    for name, (base, meaning) in known.items():
-        print(f"{rates[name] / rates[base]:6.2f} x  {name} / {base}: {meaning}")
+            if found:
+                rounds[name].append(found["images_per_second"])
+            if "planned_over_measured" in found:
+                planned.append(found["planned_over_measured"])
+            said = f"{found['images_per_second']:8.1f} images/s" if found else "failed"
+            print(f"{name:32} {said}", flush=True)
+        longest = max(longest, time.monotonic() - round_began)
+        record = summary(rounds, planned) | {"batch": arguments.batch, "steps": arguments.steps}
+        record |= {"cores": os.cpu_count(), "load_before": busy, "minutes": (time.monotonic() - began) / 60}
+        write_json(arguments.out, record | {"versions": versions(), "commit": commit()})
+    for each in record["ratios"]:
+        print(f"{each['ratio']:6.2f} x  {each['of']} / {each['to']}: {each['meaning']}")
     for ratio in planned:
         print(f"{ratio:6.2f} x  time of a step as planned / as measured")
-    record = {"rounds": rounds, "best": rates, "ratios": ratios, "planned_over_measured": planned}
-    write_json(arguments.out, record | {"versions": versions(), "commit": commit(), "batch": arguments.batch})
+    if record["failed"]:
+        raise SystemExit(f"Failed: {', '.join(record['failed'])}.")
 
 
 if __name__ == "__main__":

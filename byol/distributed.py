@@ -61,6 +61,7 @@ class Job:
     turns: Iterator[int] = field(default_factory=itertools.count)
     groups: dict[int, Any] = field(default_factory=dict)
     heard: int = 0
+    answered: float = math.inf  # when the store last did; never, before the first beat and after the last
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -123,6 +124,7 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
     _job = job = _join(who, cuda, timeout)
     heart = threading.Thread(target=_beat, args=(job, job.store.clone()), daemon=True)
     heart.start()
+    threading.Thread(target=_guard, args=(job,), daemon=True).start()
     try:
         yield
         _leave(job)
@@ -191,6 +193,7 @@ def _beat(job: Job, store: Any) -> None:
     last, since, failed = b"", time.monotonic(), 0.0
     with suppress(RuntimeError):  # the store has gone with its process, which the main thread finds out by itself
         for count in itertools.count():
+            job.answered = time.monotonic()
             store.set(f"beat.{job.seat.rank}", str(count))
             if job.over.wait(BEAT_SECONDS):
                 return
@@ -205,6 +208,17 @@ def _beat(job: Job, store: Any) -> None:
                 silent = f"Process {other} has not answered for {now - since:.0f} s."
                 store.compare_set("error", "", json.dumps({"rank": -1, "code": Lost.exit_code, "text": silent}))
                 _end(job, store)
+    job.answered = math.inf
+
+
+def _guard(job: Job) -> None:
+    """Ends this process when its heart stands still: a store whose process is stopped never answers."""
+    while not job.over.wait(BEAT_SECONDS):
+        silent = time.monotonic() - job.answered
+        if silent > PATIENCE * job.timeout and not job.over.is_set():
+            text = f"The process that keeps the others together has not answered for {silent:.0f} s."
+            print(f"byol: {text} The same command continues.", file=sys.stderr, flush=True)
+            os._exit(Lost.exit_code)
 
 
 def _end(job: Job, store: Any) -> None:
@@ -226,13 +240,16 @@ def _report(job: Job, error: BaseException) -> None:
 
 def _found(store: Any, reason: object = "") -> Lost:
     """The error that another process has left, or else that it is gone."""
-    with suppress(RuntimeError):
+    gone = Lost(f"Another process has ended or does not answer ({_brief(reason)}). The same command continues.")
+    try:
         if store.check(["error"]):
             left = json.loads(store.get("error"))
             lost = Lost(left["text"] if left["rank"] < 0 else f"Process {left['rank']} failed: {left['text']}")
             lost.exit_code = left["code"]
             return lost
-    return Lost(f"Another process has ended or does not answer ({_brief(reason)}). The same command continues.")
+    except RuntimeError:  # it is the first one that is gone, and the store with it
+        gone.said_by = 1
+    return gone
 
 
 @contextmanager

@@ -45,10 +45,12 @@ class Interrupted(ByolError):
 class Lost(ByolError):
     """Another process of the run failed or is gone; starting the same command again continues.
 
-    `exit_code` is set to that of the process that failed, when it could still say so.
+    `exit_code` is set to that of the process that failed, when it could still say so; `said_by` is the process that
+    tells the user, another one when the first is gone.
     """
 
     exit_code = 75
+    said_by = 0
 
 
 class Diverged(ByolError):

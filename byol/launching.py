@@ -7,13 +7,15 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from byol import distributed, interrupt
-from byol.errors import ByolError, Interrupted, UsageError
+from byol.errors import ByolError, Interrupted, Lost, UsageError
 from byol.progress import say
 
 REQUEUES = 1000
@@ -29,16 +31,44 @@ class Request:
     overrides: dict[str, Any]
     nodes: int
     gpus: int
+    processes: int  # of each machine
     partition: str
     hours: float
     cpus: int
 
 
-class Job:
-    """What every task of the job runs; the tasks find each other by Slurm's variables.
+@contextmanager
+def saving_first() -> Iterator[None]:
+    """Slurm's warning is taken from submitit, which would end the process at once, and given back after saving.
 
-    Slurm's warning is taken from submitit, which would end the process at once, and given back after saving.
+    What is inside ends as a request to be queued again, or as SIGTERM's exit code where Slurm does that by itself.
     """
+    warned: list[int] = []
+
+    def save_first(number: int, frame: FrameType | None) -> None:
+        warned.append(number)
+        interrupt.handle(number, frame)
+
+    requeue = signal.signal(PREEMPTED, save_first)
+    try:
+        yield
+    except (Interrupted, Lost) as error:
+        if isinstance(error, Lost) and not warned:  # a task that was warned may see the others leave before it
+            raise
+        if distributed.seat().rank:
+            # The first task queues the job again; one that ends before would end it too. Then Slurm's SIGTERM comes.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(NOTICE_SECONDS)
+        elif warned and callable(requeue):
+            requeue(PREEMPTED, None)
+        # Not an outcome: submitit would store it as one, and a requeued job would seem to have ended.
+        raise SystemExit(error.exit_code) from None
+    finally:
+        signal.signal(PREEMPTED, requeue)
+
+
+class Job:
+    """What every task of the job runs; the tasks find each other by Slurm's variables."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -46,26 +76,13 @@ class Job:
     def __call__(self) -> str:
         from byol.pretraining import pretrain
 
-        asked, warned = self.request, list[int]()
-
-        def save_first(number: int, frame: FrameType | None) -> None:
-            warned.append(number)
-            interrupt.handle(number, frame)
-
-        requeue = signal.signal(PREEMPTED, save_first)
+        asked = self.request
         try:
-            run = pretrain(asked.data, asked.out, asked.preset, asked.overrides)
-        except Interrupted as error:
-            if distributed.seat().rank:
-                time.sleep(NOTICE_SECONDS)  # the first task queues the job again; one that ends before would end it too
-            elif warned and callable(requeue):
-                requeue(PREEMPTED, None)
-            # Not an outcome: submitit would store it as one, and a requeued job would seem to have ended.
-            raise SystemExit(error.exit_code) from None
+            with saving_first():
+                return pretrain(asked.data, asked.out, asked.preset, asked.overrides).verdict.sentence
         except ByolError as error:
             say(f"byol: {error}")
             raise
-        return run.verdict.sentence
 
     def checkpoint(self) -> Any:
         """Called by submitit before a preempted job, or one out of time, is queued again."""
@@ -94,11 +111,11 @@ def launch(request: Request, dry_run: bool) -> None:
 
 
 def parameters(request: Request) -> dict[str, Any]:
-    """Slurm's, one task a GPU; a task that ends badly ends the step, so that none waits for it."""
+    """Slurm's, one task a process; a task that ends badly ends the step, so that none waits for it."""
     asked: dict[str, Any] = {
         "job_name": "byol",
         "nodes": request.nodes,
-        "ntasks_per_node": max(1, request.gpus),
+        "ntasks_per_node": request.processes,
         "cpus_per_task": request.cpus,
         "time": max(1, round(request.hours * 60)),
         "signal_delay_s": NOTICE_SECONDS,

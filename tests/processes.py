@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(jobs: list[dict[str, Any]], timeout: float = 800) -> list[dict[str, Any]]:
-    """Each job: world, arguments of the command (or a check's name), mischief. Back: codes, errors, seconds."""
+    """Each job: world, arguments of the command (or a check's name), mischief.
+
+    Back: codes, errors, seconds of it all, and seconds from the mischief to the end of the others.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.processes"]
     pipe = subprocess.PIPE
@@ -73,18 +77,22 @@ def _fork(job: dict[str, Any], rank: int, port: int, error: Path) -> int:
 
 
 def _command(job: dict[str, Any], rank: int) -> None:
-    """The command line, with something happening at the start of one step of one process."""
+    """The command line, with something happening at the start of one step of one process, or a moment later."""
     from byol import pretraining
     from byol.cli import main
 
     real, left = pretraining.update, [job.get("step", 0)]
+
+    def strike() -> None:
+        (Path(job["place"]) / "struck").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), getattr(signal, job["mischief"]))
 
     def update(*arguments: Any, **named: Any) -> Any:
         left[0] -= 1
         if left[0] == 0 and rank == job["rank"]:
             if job["mischief"] == "raise":
                 raise RuntimeError("a wire was cut")
-            os.kill(os.getpid(), getattr(signal, job["mischief"]))
+            threading.Timer(job["delay"], strike).start() if "delay" in job else strike()
         return real(*arguments, **named)
 
     if "mischief" in job:
@@ -136,7 +144,10 @@ def _main() -> None:
         children = [_fork(job, rank, port, errors[rank]) for rank in range(job["world"])]
         codes = _wait(children, job.get("seconds", 120), job.get("mischief") == "SIGSTOP")
         texts = [error.read_text() for error in errors]
-        results.append({"codes": codes, "errors": texts, "seconds": time.monotonic() - began})
+        struck = Path(job["place"]) / "struck"
+        since = time.monotonic() - float(struck.read_text()) if struck.exists() else 0.0
+        struck.unlink(missing_ok=True)
+        results.append({"codes": codes, "errors": texts, "seconds": time.monotonic() - began, "since": since})
     print(json.dumps(results))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from byol import costs, interrupt, launching, networks, presets, pretraining
+from byol import costs, interrupt, launching, machine, method, networks, optim, presets, pretraining
+from byol.algorithm import Pass, update
 from byol.cli import app
 from byol.config import Config, apply
 from byol.errors import Interrupted, UsageError
@@ -103,8 +105,6 @@ def test_activations_are_what_autograd_keeps() -> None:
     """Breaks if the estimate on paper differs from the bytes that a real step holds."""
     config = apply(presets.cifar10_cpu(), TINY | {"run.precision": "float32"})
     expected = costs.activation_bytes(costs.on_paper(config), config) * 2
-    from byol import method
-
     model = method.build(config.network)
     weights = {p.data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -160,13 +160,41 @@ def test_what_does_not_fit_is_said() -> None:
         costs.cost(config, TPU, 3)
 
 
-def test_this_machine_is_timed(tmp_path: Path) -> None:
-    """Breaks if the rate measured here is not that of the step it times."""
-    config = apply(presets.cifar10_cpu(), TINY)
-    device = costs.here(config)
-    assert 1e6 < device.peak < 1e15
-    step = costs.cost(config, device, 1)
-    assert step.compute_seconds == pytest.approx(step.flops / device.peak)
+def test_this_machine_is_timed() -> None:
+    """Breaks if the prediction from half the images misses a step of all of them by far.
+
+    The best of turns, and a wide margin, since other work goes on meanwhile: benchmarks/scaling.py measures it well.
+    """
+    config = apply(presets.cifar10_cpu(), TINY | {"network.width": 0.125, "optim.batch": 64})
+    place = machine.choose(config)
+    model = method.build(config.network).to(**place.placement(config))
+    optimizer = optim.build(model, config.optim)
+    view = place.images(torch.rand(64, 3, 32, 32), config)
+    planned, measured = [], []
+    for _ in range(3):
+        device = costs.here(apply(config, {"optim.batch": 32}))
+        planned.append(costs.cost(config, device, 1).compute_seconds)
+        began = time.perf_counter()
+        update(model, optimizer, [Pass(view, view, None)], lr=0.1, tau=0.99, machine=place)
+        measured.append(time.perf_counter() - began)
+    assert 0.5 < min(planned) / min(measured) < 2
+
+
+def test_ratios_of_the_scaling_benchmark() -> None:
+    """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the README
+    shows other figures."""
+    from benchmarks import render, scaling
+
+    rounds = {"1 process": [80.0, 100.0], "2 processes": [150.0], "recompute": [90.0, 60.0], "compile": []}
+    found = scaling.summary(rounds, [1.1])
+    ratios = {(each["of"], each["to"]): each["ratio"] for each in found["ratios"]}
+    assert ratios == {("2 processes", "1 process"): 1.5, ("recompute", "1 process"): 0.9}
+    assert found["failed"] == ["compile"]
+    assert found["worst_over_best"] == pytest.approx({"1 process": 0.8, "2 processes": 1.0, "recompute": 2 / 3})
+    text = render.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
+    assert "| recompute | 90 | 0.67 | 0.90 of 1 process: blocks computed again for their gradients |" in text
+    assert "best of up to 2 rounds" in text
+    assert "measured step: 1.10." in text
 
 
 def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +202,8 @@ def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     pytest.importorskip("submitit")
     command = ["launch", "scenes", "--preset", "paper-300", "--out", str(tmp_path / "run"), "--nodes", "4"]
     flags = ["--gpus", "8", "--partition", "big", "--hours", "12", "--dry-run", "--optim.epochs", "100"]
+    with pytest.raises(UsageError, match="every process has a GPU"):
+        app([*command, *flags, "--processes", "2"], exit_on_error=False, result_action="return_value")
     app([*command, *flags], exit_on_error=False, result_action="return_value")
     lines = capsys.readouterr().out.splitlines()
     asked = [
@@ -190,6 +220,14 @@ def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run = next(shlex.split(line) for line in lines if line.startswith("srun"))
     assert "--kill-on-bad-exit=1" in run
     assert not list(tmp_path.iterdir())
+    app(
+        [*command, "--gpus", "0", "--processes", "2", "--dry-run"],
+        exit_on_error=False,
+        result_action="return_value",
+    )
+    text = capsys.readouterr().out
+    assert "#SBATCH --ntasks-per-node=2" in text
+    assert "gpus" not in text
 
 
 def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +245,7 @@ def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatc
     queued: Callable[..., None] = lambda number, frame: happened.append("queued again")
     before = signal.signal(signal.SIGUSR2, queued)
     try:
-        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, 1, 0, "", 1, 1))
+        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, 1, 0, 1, "", 1, 1))
         with pytest.raises(SystemExit) as ending:
             job()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import random
 import re
 import shutil
@@ -13,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,6 +293,27 @@ def test_two_local_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
     again = job.checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert again.function is job
+
+
+def test_a_job_that_left_the_queue_without_a_result_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if a vanished job is waited for for ever where there is no sacct, or one look that fails counts."""
+    from byol.tables import jobs
+
+    answers = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(jobs, "QUEUE_SECONDS", 0.0)
+    here, gone, done = (
+        SimpleNamespace(job_id=name, paths=SimpleNamespace(result_pickle=tmp_path / f"{name}.pkl")) for name in "123"
+    )
+    done.paths.result_pickle.touch()
+    queue = jobs.Queue()
+    ended = []
+    for answer in ("echo 1; echo 2", "exit 1", "echo 1", "exit 1", "echo 1"):
+        answers.write_text(f"#!/bin/sh\n{answer}\n")
+        answers.chmod(0o755)
+        queue.look([here, gone])
+        ended.append([queue.ended(job) for job in (here, gone, done)])
+    assert ended == [[False, False, True]] * 4 + [[False, True, True]]
 
 
 def made_up() -> dict[str, Any]:

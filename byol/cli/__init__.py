@@ -34,7 +34,7 @@ def _unexpected(error: Exception) -> str:
 def _say(error: object) -> None:
     """What every process of a job finds alike is said once."""
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
-    if not rank:
+    if rank == (error.said_by if isinstance(error, Lost) else 0):
         print(f"byol: {error}", file=sys.stderr)
     elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):
         print(f"byol: process {rank}: {error}", file=sys.stderr)
@@ -43,6 +43,8 @@ def _say(error: object) -> None:
 def main() -> None:
     """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
     debug = "--debug" in sys.argv
+    if not debug:  # torch's warnings about a lost process are pages of addresses
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     code = 0
     try:

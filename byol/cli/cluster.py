@@ -63,6 +63,7 @@ def launch(
     out: Path,
     nodes: int = 1,
     gpus: int = 8,
+    processes: int = 0,
     partition: str = "",
     hours: float = 24.0,
     cpus: int = 8,
@@ -84,7 +85,9 @@ def launch(
     nodes
         Machines.
     gpus
-        GPUs of each machine, one process each; 0: one process on its CPU.
+        GPUs of each machine.
+    processes
+        Processes of each machine; one a GPU when left out, or one on its CPU.
     partition
         Slurm's partition; its default when left out.
     hours
@@ -98,9 +101,12 @@ def launch(
     from byol.presets import compose
 
     compose(preset, overrides, {})
-    if nodes < 1 or gpus < 0 or cpus < 1 or hours <= 0:
+    if nodes < 1 or min(gpus, processes) < 0 or cpus < 1 or hours <= 0:
         raise UsageError("--nodes and --cpus must be at least 1, --gpus at least 0 and --hours more than 0.")
+    if gpus and processes not in (0, gpus):
+        raise UsageError(f"--processes {processes} with --gpus {gpus}: every process has a GPU of its own.")
     from byol.launching import Request
     from byol.launching import launch as submit
 
-    submit(Request(data, preset, out, overrides, nodes, gpus, partition, hours, cpus), dry_run)
+    tasks = processes or max(1, gpus)
+    submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus), dry_run)

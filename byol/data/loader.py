@@ -297,17 +297,26 @@ def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Ite
 def told(loader: DataLoader[T]) -> Iterator[T]:
     """What the loader gives; torch hands on a worker's error with its traceback for a message, of which only the last
     line is the sentence."""
+    items = iter(loader)
     try:
-        yield from loader
+        yield from items
     except ByolError as error:
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
+    finally:
+        if loader.num_workers:
+            items._shutdown_workers()  # type: ignore[attr-defined]
+            for worker in items._workers:  # type: ignore[attr-defined]
+                worker.kill()  # one that hangs, and does not hear torch's SIGTERM
 
 
 def quiet_worker(_: int) -> None:
-    """Ctrl-C reaches the whole process group; only the main process answers it, and it ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Ctrl-C reaches the whole process group, and a cluster's SIGTERM and SIGUSR2 every process of a job.
+
+    Only the main process answers them: it needs its workers for the step that it finishes, and then ends them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class BadList:

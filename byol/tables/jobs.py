@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from byol.errors import Interrupted, UsageError
+from byol.launching import saving_first
 from byol.records import write_json
 from byol.tables.cells import Cell, finished, stored
 from byol.tables.compute import compute
 
 POLL_SECONDS = 0.5
+QUEUE_SECONDS = 15.0
 TRIES = 3  # of a job that ends without a result, as when its machine dies
-MINUTES = 7 * 24 * 60
+# Of one job; most partitions allow a day. When it is over on Slurm, the job saves and is queued again.
+MINUTES = {"local": 7 * 24 * 60, "slurm": 24 * 60}
 MANY = 1000
 
 
@@ -31,11 +35,8 @@ class Job:
         self.cell = cell
 
     def __call__(self) -> str:
-        try:
+        with saving_first():
             record = compute(self.cell, wait=True)
-        except Interrupted as error:
-            # Not an outcome of the job: submitit would store it as one, and a requeued job would seem to have ended.
-            raise SystemExit(error.exit_code) from None
         return str(record["status"]) if record else ""
 
     def checkpoint(self) -> Any:
@@ -48,6 +49,7 @@ class Job:
 def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict[str, Any]], None]) -> None:
     """Submits all cells, as many at a time as `where` allows, and calls `done` for each that ends."""
     executor, most = _executor(where, out)
+    queue = Queue() if where.startswith("slurm") else None
     waiting, tries = list(cells), Counter[str]()
     running: list[tuple[Cell, Any]] = []
     try:
@@ -55,7 +57,9 @@ def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict
             while waiting and len(running) < most:
                 running.append((waiting[0], executor.submit(Job(waiting.pop(0)))))
             time.sleep(POLL_SECONDS)
-            ended = {cell.key for cell, job in running if job.done()}
+            if queue:
+                queue.look(job for _, job in running)
+            ended = {cell.key for cell, job in running if (queue.ended(job) if queue else job.done())}
             for cell, job in (pair for pair in running if pair[0].key in ended):
                 tries[cell.key] += 1
                 record = stored(cell)
@@ -69,6 +73,29 @@ def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict
             for _, job in running:
                 job.cancel()
         raise
+
+
+class Queue:
+    """Which jobs of Slurm have ended, by their results and by the queue, which is looked at now and then.
+
+    submitit would ask sacct, which not every cluster has: there a job whose machine died would be waited for for ever.
+    """
+
+    def __init__(self) -> None:
+        self.looked, self.missed = time.monotonic(), Counter[str]()
+
+    def look(self, jobs: Iterable[Any]) -> None:
+        if time.monotonic() - self.looked < QUEUE_SECONDS:
+            return
+        self.looked = time.monotonic()
+        command = ["squeue", "--noheader", "--format=%A", f"--user={os.getuid()}"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            for job in jobs:
+                self.missed[job.job_id] = 0 if job.job_id in answer.stdout.split() else self.missed[job.job_id] + 1
+
+    def ended(self, job: Any) -> bool:
+        return job.paths.result_pickle.exists() or self.missed[job.job_id] > 1
 
 
 def _lost(cell: Cell, job: Any) -> dict[str, Any]:
@@ -95,7 +122,7 @@ def _executor(where: str, out: Path) -> tuple[Any, int]:
         raise UsageError("--jobs slurm needs Slurm's commands, and there is no sbatch here. Try --jobs local:2.")
     (out / "jobs").mkdir(parents=True, exist_ok=True)
     executor = submitit.AutoExecutor(folder=out / "jobs", cluster=kind, slurm_max_num_timeout=MANY)
-    executor.update_parameters(timeout_min=MINUTES, name="byol")
+    executor.update_parameters(timeout_min=MINUTES[kind], name="byol")
     if kind == "local":
         # Each job its share of the cores: several that use all of them slow each other down.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(name))))

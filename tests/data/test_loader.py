@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +58,25 @@ def test_batches_do_not_depend_on_the_workers(folder: Path, tiny: dict[str, obje
     many = collect(images, replace(config, data=replace(config.data, workers=workers, prefetch=3)))
     assert len(alone) == 12
     assert same(alone, many)
+
+
+def test_workers_leave_signals_to_the_main_process(folder: Path, tiny: dict[str, object]) -> None:
+    """Breaks if a worker dies of the signal that a cluster sends to every process, before the step is saved; or if it
+    lives on when the batches are no longer wanted."""
+    images, config = prepared(folder, tiny, data__in_memory="never", data__workers=1, data__prefetch=1)
+    batches = loader.batches(images, config, resolve(config, len(images.train)), 0, CPU)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        os.kill(worker.pid, number)
+    assert len(list(batches)) == 5
+    batches = loader.batches(images, config, resolve(config, len(images.train)), 0, CPU)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    batches.close()
+    worker.join(5)
+    assert not worker.is_alive()
 
 
 def test_a_start_in_the_middle_gives_the_same_batches(folder: Path, tiny: dict[str, object]) -> None:
