@@ -69,6 +69,15 @@ def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: 
     assert verdict.sentence.lower().startswith(word)
 
 
+def test_a_short_run_is_told_to_go_on() -> None:
+    """Breaks if someone who tried a few steps is told that it stalled, and not that this was to be expected."""
+    looks = history([0.5] * 6, [20.0] * 6, [0.01] * 6)
+    assert "raise optim.epochs" in monitor.verdict(looks).sentence
+    for record in looks:
+        record["step"] *= 100
+    assert "raise optim.epochs" not in monitor.verdict(looks).sentence
+
+
 def test_labels_have_the_last_word_on_stalling() -> None:
     """Breaks if a run whose classes emerge is called stalled because colours once told its views apart."""
     looks = history([0.9] * 6, [20.0] * 6, [0.05, 0.09, 0.08, 0.06, 0.05, 0.05])
