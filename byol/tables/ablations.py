@@ -44,7 +44,7 @@ def both_methods(label: str, byol: str, simclr: str, overrides: dict[str, Any], 
 
 def smaller(divisor: int, byol: str, simclr: str) -> tuple[Row, Row]:
     """A batch divided by N; passes of fewer than 8 images would take a cpu cell past its minutes."""
-    cpu: Overrides | None = None if divisor > 16 else {}
+    cpu: Overrides | None = None if divisor > 8 else {}
     overrides = {"optim.accumulate": divisor} if divisor > 1 else {}
     return both_methods(f"batch/{divisor}", byol, simclr, overrides, x=4096 / divisor, cpu=cpu)
 
