@@ -42,6 +42,10 @@ def moving(image: Image.Image) -> bytes:
     return encoded(image, "GIF", save_all=True, append_images=[image.rotate(90), image.rotate(180)])
 
 
+def part(content: bytes, n: int) -> bytes:
+    return content[: len(content) * (n + 2) // 12]
+
+
 def kinds() -> Iterator[tuple[int, str, Callable[[Image.Image, int], bytes]]]:
     """How many of what, the name's ending, and the bytes of such a file."""
     yield 14, "grey.jpg", lambda image, n: encoded(image.convert("L"), "JPEG")
@@ -56,7 +60,7 @@ def kinds() -> Iterator[tuple[int, str, Callable[[Image.Image, int], bytes]]]:
     yield 3, "old.bmp", lambda image, n: encoded(image, "BMP")
     yield 6, "tiny.png", lambda image, n: encoded(image.resize((1 + 2 * n, 3)), "PNG")
     yield 6, "wide.jpg", lambda image, n: encoded(image.resize((400, 24)), "JPEG")
-    yield 8, "cut.jpg", lambda image, n: encoded(image, "JPEG")[: 300 + 200 * n]
+    yield 8, "cut.jpg", lambda image, n: part(encoded(image, "JPEG"), n)
     yield 4, "cut.png", lambda image, n: encoded(image, "PNG")[:-40]
     yield 5, "zero.jpg", lambda image, n: b""
     yield 4, "text.jpg", lambda image, n: b"<!DOCTYPE html><title>404 Not Found</title>\n" * 5
