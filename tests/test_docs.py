@@ -62,7 +62,7 @@ NOT_RUN = {
 # Pages that begin with a run which another page has made.
 RUN_BEFORE = {"faq.md", "extend.md"}
 
-SHORT = {**TINY, "data.workers": 0}
+SHORT = {**TINY, "optim.epochs": 1, "data.workers": 0}
 FIXED = {name: SHORT[name] for name in ("optim.epochs", "optim.batch", "data.workers")}
 FEW = {
     **{"linear.epochs": 1, "linear.batch": 8, "linear.lrs": (0.1,), "transfer.penalties": (0.1, 1.0)},
@@ -157,7 +157,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
 
 def furnish(world: Path) -> None:
     """The files that the pages take for granted."""
-    images = write_images(world / "images", 16, sides=(40,))
+    images = write_images(world / "images", 52, sides=(40,))
     shutil.copy(next(images.rglob("*.jpg")), images / "cat.jpg")
     shutil.copy(images / "cat.jpg", world)
     write_images(world / "labelled", 16, sides=(40,))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torchvision
 from PIL import Image
 
 from byol.cli import main
 from byol.config import Data
 from byol.data import open_source
+from byol.data.decode import printable
 from byol.errors import OutputBusy
 from byol.progress import NAMED, name_left_out
 from byol.rundir import Request, open_run
@@ -36,21 +35,22 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield tmp_path
+    return tmp_path
 
 
 def byol(*arguments: str) -> int:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["byol", *arguments])
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     return int(ended.value.code or 0)
 
 
 def test_three_commands(mixed: tuple[Path, set[str]], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Breaks if a broken or oddly named file stops the way to a page, embeddings and weights, or is not accounted for."""
+    """Breaks if a broken or oddly named file stops the way to page, embeddings and weights, or is not accounted for."""
     folder, broken = mixed
     assert byol("pretrain", str(folder), "--data.max_bad", "1", *QUICK) == 0
     said = capsys.readouterr().err
@@ -73,10 +73,7 @@ def test_three_commands(mixed: tuple[Path, set[str]], home: Path, capsys: pytest
     stored = np.load("features.npz")
     assert len(stored["features"]) == len(stored["names"]) == COUNT - len(broken)
     assert np.isfinite(stored["features"]).all()
-    assert (
-        sum(any(odd.replace("\n", "\\n").replace("\t", "\\t") in name for odd in ODD_NAMES) for name in stored["names"])
-        == 13
-    )
+    assert {printable(odd) for odd in ODD_NAMES} <= {Path(name).name for name in stored["names"]}
 
     from safetensors.torch import load_file
 
@@ -136,4 +133,3 @@ def test_a_run_of_auto_goes_on_for_longer(folder: Path, home: Path) -> None:
         assert first[name] == longer[name] == again[name]
     with pytest.raises(OutputBusy, match=r"optim\.tau"):
         opened(**{"optim.tau": 0.5})
-    assert torch.get_num_threads() >= 1
