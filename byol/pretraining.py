@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -120,7 +119,6 @@ def _run(setup: Setup) -> Run:
     found = monitor.Verdict(*distributed.from_first(lambda: monitor.verdict(metrics.history, config)))
     setup.finish("finished", found)
     say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    say(f"Next: {shlex.join(['byol', 'report', str(setup.out)])}")
     return Run(setup.out, config, plan, metrics.history, found)
 
 
