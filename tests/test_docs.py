@@ -38,6 +38,8 @@ from tests.conftest import TINY, write_images
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+pytestmark = pytest.mark.timeout(900)  # a page is one test, and seconds of work wait long on a busy machine
+
 # Command → why it is only parsed. One that is not in the pages any more fails the test, as does a new one that fails.
 NOT_RUN = {
     "make demo": "minutes",

@@ -21,6 +21,8 @@ from byol.rundir import Request, open_run
 from tests.conftest import TINY
 from tests.mixed import COUNT, ODD_NAMES, write_mixed
 
+pytestmark = pytest.mark.timeout(900)
+
 SHORT = {**TINY, "optim.batch": 32, "optim.epochs": 1, "data.workers": 0}
 QUICK = [f"--{name}={value}" for name, value in SHORT.items() if value is not True] + ["--network.small_images"]
 
