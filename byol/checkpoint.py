@@ -156,5 +156,5 @@ def load_encoder(path: str | Path) -> nn.Module:
     return encoder.eval()
 
 
-ENCODER_FIELDS = ("encoder", "width", "small_images", "padding")
+ENCODER_FIELDS = ("encoder", "width", "small_images", "padding", "zero_init_last")
 assert set(ENCODER_FIELDS) <= set(Network.__dataclass_fields__)

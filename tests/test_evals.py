@@ -147,6 +147,15 @@ def test_checksum_sees_names_shapes_and_bytes() -> None:
     assert checksum(one) != checksum(nn.Sequential(one))
 
 
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_random_encoder_starts_as_the_run_did(zero: bool, tmp_path: Path) -> None:
+    """Breaks if the baseline of a run is a network that starts in another way."""
+    config = apply(Config(), {"network.encoder": "resnet18", "network.width": 0.05, "network.zero_init_last": zero}, "")
+    checkpoint.save_encoder(tmp_path / "encoder.safetensors", networks.encoder(config.network), config, {})
+    found = random_encoder(open_encoder(tmp_path), 0).module
+    assert bool((found.layer1[0].bn2.weight == 0).all()) == zero
+
+
 def test_features_are_computed_once(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if the cache is missed for the same images, or hit for a changed file or another encoder."""
     part = whole(folder_source(write_images(tmp_path / "images", 12)))
