@@ -249,7 +249,8 @@ def summary(found: dict[str, Any], request: Request) -> list[str]:
         groups = found[kind]
         if groups:
             more = sum(len(group) - 1 for group in groups)
-            line(title, f"{more} more than needed, in {len(groups)} groups, such as {groups[0][0]} and {groups[0][1]}")
+            many = f"{len(groups)} group{'s' * (len(groups) > 1)}"
+            line(title, f"{more} more than needed, in {many}, such as {groups[0][0]} and {groups[0][1]}")
     marks = [f"{len(found[mark]):,} {word}" for mark, word in MARKS.items() if found[mark]]
     if marks:
         line("kinds", " · ".join(marks))

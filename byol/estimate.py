@@ -17,6 +17,8 @@ from byol.method import Method
 from byol.progress import duration, say
 from byol.rundir import Setup
 
+SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
+
 
 def announce(setup: Setup, method: Method) -> None:
     """The plan, on the screen and in run.json."""
@@ -96,7 +98,17 @@ def plan_lines(setup: Setup, method: Method, cost: Mapping[str, Any]) -> list[st
         f"  machine   {together}{place.device_name}, {place.precision}, {place.threads} threads, "
         f"about {cost['memory_gb']:.1f} GB",
         f"  time      about {duration(cost['seconds'])} ({cost['images_per_second']:.0f} images/s without loading)",
+        *shorter(setup, cost["seconds"]),
     ]
+
+
+def shorter(setup: Setup, seconds: float) -> list[str]:
+    """How to have a long run that `auto` chose end earlier."""
+    epochs, overrides = setup.config.optim.epochs, setup.request.overrides
+    few = max(1, int(epochs * SHORT_SECONDS / max(seconds, 1.0)))
+    if setup.request.preset != "auto" or "optim.epochs" in overrides or few >= epochs / 2:
+        return []
+    return [f"  shorter   --optim.epochs {few} takes about {duration(few / epochs * seconds)}"]
 
 
 def target_in_words(setup: Setup) -> str:

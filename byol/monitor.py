@@ -23,6 +23,7 @@ SHARE = 0.03  # of the training time, at most, goes into looking
 COLLAPSED_SPREAD = 0.1
 COLLAPSED_RANK = 2.0
 FAST_TARGET_RANK = 0.75  # of the rank at the start
+FEW_STEPS = 500  # of the small recipes; the paper's shortest run has 12,500
 CHUNK = 256
 
 
@@ -155,14 +156,18 @@ def verdict(history: Sequence[Mapping[str, Any]], config: Config = Config()) -> 
     if _collapsed(first, last, fast_target):
         cause = _cause(fast_target, config)
         return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {cause}")
+    risen = max(1.2 * first["retrieval"], 3 / last["images"])
+    if len(looks) < 5 and last["retrieval"] < risen:
+        return Verdict("too early", f"Too early to tell: {figures}.")
     if len(looks) >= 5 and not _classes_emerge(looks):
         # Three looks together, and two standard errors: a few hundred images make a single look uncertain.
         values = [record["retrieval"] for record in looks]
         averages = [sum(values[i : i + 3]) / 3 for i in range(len(values) - 2)]
         best_before = max(averages[: max(1, math.ceil(len(averages) * 0.6))])
         error = 2 * _standard_error(best_before, 3 * last["images"])
-        if averages[-1] < max(1.2 * first["retrieval"], 3 / last["images"]):
-            return Verdict("stalled", f"Stalled: views are not told apart better than at the start: {figures}.")
+        if averages[-1] < risen:
+            few = " So few steps are rarely enough: raise optim.epochs." if last["step"] < FEW_STEPS else ""
+            return Verdict("stalled", f"Stalled: views are not told apart better than at the start: {figures}.{few}")
         if averages[-1] < 0.8 * best_before - error:
             return Verdict("stalled", f"Stalled: views were told apart better earlier ({best_before:.0%}): {figures}.")
     return Verdict("learning", f"Learning: {figures}.")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from byol.config import Config, Data, Network, Objective, Optim, View, Views, apply
+from byol.config import Config, Data, Network, Objective, Optim, View, Views, apply, flatten
 from byol.errors import UsageError, nearest
 
 
@@ -135,30 +135,36 @@ def cifar10_cpu() -> Config:
     )
 
 
-def auto(facts: Facts) -> tuple[Config, list[str]]:
-    """Chooses for these images on this machine, and says why."""
-    reasons = []
+def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[str]]:
+    """Chooses for these images on this machine, around the fields that are `asked` for, and says why."""
+    asked, reasons = asked or {}, list[str]()
+
+    def chosen(field: str, value: Any, said: str, why: str) -> Any:
+        if field not in asked:
+            reasons.append(f"{said}: {why}")
+        return asked.get(field, value)
+
     sides = [32, 64, 96, 128, 224] if facts.accelerator else [32, 64, 96, 128]
-    resolution = max([side for side in sides if side <= facts.side * 1.1], default=32)
-    reasons.append(
-        f"resolution {resolution}: the images' short side is typically {facts.side} px"
-        + ("" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable")
-    )
-    small = resolution <= 64
-    reasons.append(f"small_images {small}: {'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px")
+    side = max([side for side in sides if side <= facts.side * 1.1], default=32)
+    why = f"the images' short side is typically {facts.side} px"
+    why += "" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable"
+    resolution = chosen("data.resolution", side, f"resolution {side}", why)
+    why = f"{'a 3x3 stem keeps' if resolution <= 64 else 'the 7x7 stem suits'} {resolution} px"
+    small = chosen("network.small_images", resolution <= 64, f"small_images {resolution <= 64}", why)
     encoder, width = _auto_encoder(facts, resolution)
-    reasons.append(
-        f"encoder {encoder} at width {width:g}: {'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}"
-        f", {facts.images} images"
-    )
-    batch = _auto_batch(facts, resolution)
-    reasons.append(f"batch {batch}: at most 256 in {facts.memory:.0f} GB, and several steps an epoch")
+    encoder, width = asked.get("network.encoder", encoder), asked.get("network.width", width)
+    why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
+    field = "network.width" if "network.encoder" in asked else "network.encoder"
+    chosen(field, encoder, f"encoder {encoder} at width {width:g}", why)
+    size = _auto_batch(facts, resolution)
+    why = f"at most 256 in {facts.memory:.0f} GB, and several steps an epoch"
+    batch = chosen("optim.batch", size, f"batch {size}", why)
     seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
-    epochs = float(min(1000, max(10, round(seen / facts.images))))
-    steps = epochs * facts.images / batch
-    reasons.append(f"epochs {epochs:g}: about {steps:,.0f} steps, between 10 and 1000 passes over the images")
-    tau = min(0.996, max(0.97, 1 - 100 / steps))
-    reasons.append(f"tau {tau:.3g}: the target's memory is about a hundredth of the run")
+    passes = float(min(1000, max(10, round(seen / facts.images))))
+    why = f"about {passes * facts.images / batch:,.0f} steps, between 10 and 1000 passes over the images"
+    epochs = chosen("optim.epochs", passes, f"epochs {passes:g}", why)
+    decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
+    tau = chosen("optim.tau", decay, f"tau {decay:.3g}", "the target's memory is about a hundredth of the run")
     hidden = 4096 if facts.accelerator else 1024
     config = Config(
         data=Data(resolution=resolution),
@@ -168,7 +174,7 @@ def auto(facts: Facts) -> tuple[Config, list[str]]:
         ),
         optim=Optim(
             epochs=epochs,
-            warmup_epochs=max(epochs / 20, 0.5),
+            warmup_epochs=max(epochs / 20, min(0.5, epochs / 2)),
             lr=2.0,
             weight_decay=1e-6,
             tau=round(tau, 4),
@@ -205,7 +211,8 @@ def compose(
     if preset != "auto":
         config = PRESETS[preset]()
     elif facts:
-        config, reasons = auto(facts)
+        given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
+        config, reasons = auto(facts, {name: given[name] for name in (*file_values, *overrides)})
     else:
         config = Config(data=Data(resolution=32))  # what scenes are rendered at when nothing else is asked for
     config = apply(config, file_values, file, check=False)

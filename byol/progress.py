@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 15.0
+NAMED = 10  # images left out whose names are said
 
 _silent = False
 
@@ -83,6 +84,14 @@ def say(line: str) -> None:
     """One line for the person, on standard error: standard output is for results."""
     if not _silent:
         print(line, file=sys.stderr, flush=True)
+
+
+def name_left_out(names: Sequence[str], before: int, more: str = "`byol doctor` names them all") -> None:
+    """Names what cannot be read, after `before` others; only the first ones, or nothing else would be seen."""
+    for name in names[: max(0, NAMED - before)]:
+        say(f"Left out: {name}")
+    if before <= NAMED < before + len(names):
+        say(f"Left out: more images; {more}.")
 
 
 def duration(seconds: float) -> str:

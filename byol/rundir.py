@@ -181,8 +181,16 @@ def _choose(request: Request, source: Source, stored: Mapping[str, Any] | None) 
     if stored and stored["request"] == request.asked():
         return apply(Config(), stored["config"], "run.json"), stored["reasons"], _machine(stored)
     facts = _facts(source, request) if request.preset == "auto" else None
-    config, reasons = presets.compose(request.preset, request.overrides, {}, "", facts)
+    config, reasons = presets.compose(request.preset, request.overrides, _kept(request, stored), "run.json", facts)
     return config, reasons, _machine(stored) if stored else machine.choose(config)
+
+
+def _kept(request: Request, stored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `auto` derived from the first number of epochs, for a run that is to go on for another number of them."""
+    if not stored or (request.preset, stored["request"]["preset"]) != ("auto", "auto"):
+        return {}
+    followed = ("optim.tau", "optim.warmup_epochs")
+    return {name: stored["config"][name] for name in followed if name not in stored["request"]["overrides"]}
 
 
 def _machine(stored: Mapping[str, Any]) -> Machine:

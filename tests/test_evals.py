@@ -28,13 +28,14 @@ from byol.evals.spec import (
     Finetune,
     Knn,
     Linear,
+    Segmentation,
     SemiSupervised,
     Specs,
     Supervised,
     Transfer,
 )
 from byol.evals.sweep import Session, Trial
-from byol.evaluation import EVALUATE, evaluate
+from byol.evaluation import EVALUATE, evaluate, open_data
 from tests.conftest import write_images
 
 SPECS = Specs(
@@ -314,6 +315,45 @@ def test_what_a_budget_leaves_out() -> None:
     shorter = sweep.cut(settings, lambda _: 100, 0.1, 25.0)
     assert (len(shorter.settings), shorter.share) == (sweep.FEW, 0.5)
     assert "50.0%" in shorter.notes[1]
+
+
+def test_a_long_protocol_says_so_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if hours begin without a word, or a short one is not just done. Eleven runs of 100 s are 18m20s."""
+    settings = [{"lr": float(i)} for i in range(10)]
+    whole_plan = sweep.cut(settings, lambda _: 100, 1.0, math.inf)
+    assert (len(whole_plan.settings), whole_plan.share, whole_plan.notes) == (10, 1.0, [])
+    said = capsys.readouterr().err
+    assert "18m20s" in said
+    assert "--budget" in said
+    sweep.cut(settings, lambda _: 100, 0.1, math.inf)
+    assert not capsys.readouterr().err
+    assert sweep.timed_first(Session(), sweep.LONG_STEPS)
+    assert not sweep.timed_first(Session(), sweep.LONG_STEPS - 1)
+    assert sweep.timed_first(Session(seconds=60), 1)
+
+
+@pytest.mark.parametrize("protocol", ["finetune", "linear", "segmentation"])
+def test_timing_a_protocol_changes_nothing(
+    protocol: str, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Breaks if the steps that are timed first leave a trace in what is trained, or the time is not said."""
+    spec = {
+        "finetune": Finetune(steps=2, batch=8, lrs=(0.1,), weight_decays=(0.0,)),
+        "linear": Linear(epochs=1, batch=32, lrs=(0.4,)),
+        "segmentation": Segmentation(steps=2, batch=2, lrs=(0.1,), channels=8, crop=32, test_crop=32),
+    }[protocol]
+
+    def scored(place: str) -> dict[str, float]:
+        found = open_data(protocol, "scenes:30", encoder.config.data, spec)
+        session = Session(cache=tmp_path / place, out=tmp_path / place)
+        return EVALUATE[protocol](encoder, found, spec, session).test
+
+    plain = scored("plain")
+    assert "will take" not in capsys.readouterr().err
+    monkeypatch.setattr(sweep, "LONG_STEPS", 1)
+    monkeypatch.setattr(sweep, "LONG_SECONDS", 0.0)
+    assert scored("timed") == plain
+    assert "will take" in capsys.readouterr().err
 
 
 def test_any_beginning_covers_the_range() -> None:

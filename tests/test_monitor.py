@@ -53,6 +53,8 @@ def history(
     ("word", "spread", "rank", "retrieval"),
     [
         ("too early", [0.5], [20], [0.01]),
+        ("too early", [0.5, 0.6], [20, 20], [0.01, 0.0]),
+        ("learning", [0.5, 0.6], [20, 20], [0.01, 0.1]),
         ("learning", [0.5, 0.7, 0.8, 0.9, 0.9, 0.9], [20, 25, 30, 30, 31, 32], [0.01, 0.05, 0.2, 0.3, 0.4, 0.45]),
         ("collapsing", [0.5, 0.3, 0.05], [20, 10, 5], [0.01, 0.02, 0.01]),
         ("collapsing", [0.5, 0.5, 0.5], [20, 5, 1.2], [0.01, 0.02, 0.01]),
@@ -67,6 +69,15 @@ def test_verdicts(word: str, spread: list[float], rank: list[float], retrieval: 
     verdict = monitor.verdict(history(spread, rank, retrieval))
     assert verdict.word == word
     assert verdict.sentence.lower().startswith(word)
+
+
+def test_a_short_run_is_told_to_go_on() -> None:
+    """Breaks if someone who tried a few steps is told that it stalled, and not that this was to be expected."""
+    looks = history([0.5] * 6, [20.0] * 6, [0.01] * 6)
+    assert "raise optim.epochs" in monitor.verdict(looks).sentence
+    for record in looks:
+        record["step"] *= 100
+    assert "raise optim.epochs" not in monitor.verdict(looks).sentence
 
 
 def test_labels_have_the_last_word_on_stalling() -> None:

@@ -113,7 +113,24 @@ def test_file_and_flags_win_over_auto() -> None:
     config, again = compose("auto", {"optim.batch": 64}, {"network.encoder": "resnet34"}, "my.yaml", facts)
     assert (config.optim.batch, config.network.encoder) == (64, "resnet34")
     assert config.optim.epochs == chosen.optim.epochs
-    assert reasons == again == auto(facts)[1]
+    assert reasons == auto(facts)[1]
+    assert [r.split()[0] for r in again] == ["resolution", "small_images", "encoder", "epochs", "tau"]
+
+
+def test_auto_chooses_around_what_is_asked_for() -> None:
+    """Breaks if the rest is chosen for a resolution or a length that the run does not have."""
+    facts = Facts(images=1000, side=300, **LAPTOP)
+    plain, _ = compose("auto", {}, {}, facts=facts)
+    small, reasons = compose("auto", {"data.resolution": "32"}, {}, facts=facts)
+    assert not plain.network.small_images
+    expected, _ = auto(Facts(images=1000, side=32, **LAPTOP))
+    assert small == expected
+    assert not any(reason.startswith("resolution") for reason in reasons)
+    short, reasons = compose("auto", {}, {"optim.epochs": 4}, "my.yaml", facts)
+    assert (short.optim.epochs, short.optim.warmup_epochs) == (4, 0.5)
+    long, _ = compose("auto", {"optim.epochs": 1000, "optim.batch": 50}, {}, facts=facts)
+    assert (long.optim.tau, long.optim.warmup_epochs) == (0.995, 50)
+    assert not any(reason.startswith("epochs") for reason in reasons)
 
 
 def test_layers_are_checked_together() -> None:

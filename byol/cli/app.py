@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Group, Parameter
 
@@ -11,8 +11,19 @@ import byol
 from byol.config import Config, optional
 from byol.evals.spec import Specs
 
+
+def _default(value: Any) -> str | None:
+    """A default as help shows it; that something is off or empty is told by its own text."""
+    if value is None or value is False or value in ("", [], ()):
+        return None
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 app = App(
-    name="byol", help="Bootstrap Your Own Latent: a good encoder from unlabelled images.", version=byol.__version__
+    name="byol",
+    help="Bootstrap Your Own Latent: a good encoder from unlabelled images.",
+    version=byol.__version__,
+    default_parameter=Parameter(show_default=_default),
 )
 
 TRAIN, USE, LOOK, HELP = (Group(name, sort_key=k) for k, name in enumerate(("Train", "Use", "Look", "Help")))
@@ -29,9 +40,10 @@ def flags_of(kind: type, section: str = "") -> Any:
             members.append((name, optional(nested), field(default=None)))
         else:
             help = next(f for f in fields(kind) if f.name == name).metadata["help"]
-            several = Ellipsis in get_args(hint)  # --linear.lrs 0.1 0.2
+            several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
-            flag = Parameter(help=help, group=group, consume_multiple=several, negative=() if several else None)
+            many = Ellipsis in get_args(hint)
+            flag = Parameter(help=help, group=group, consume_multiple=many, negative=() if several else None)
             members.append((name, Annotated[optional(hint), flag], field(default=None)))
     made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
     made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one

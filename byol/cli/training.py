@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,9 +43,13 @@ def pretrain(
     """
     overrides = given_values(given) if given else {}
     _check(data, preset, config, overrides)
+    from byol.distributed import seat
     from byol.pretraining import pretrain as run
+    from byol.progress import say
 
-    run(data, out, preset, overrides, config_file=config, overwrite=overwrite)
+    done = run(data, out, preset, overrides, config_file=config, overwrite=overwrite)
+    if seat().rank == 0:
+        say(f"Next: {shlex.join(['byol', 'report', str(done.out)])}")
 
 
 def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:

@@ -18,12 +18,18 @@ import torch
 from byol.data.decode import decode, open_regular, printable
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError, nearest
+from byol.progress import say
 
 EXTENSIONS = (
     *("jpg", "jpeg", "jpe", "png", "bmp", "gif", "webp", "tif", "tiff"),
     *("ppm", "pgm", "pbm", "pnm", "jp2", "avif"),
 )
 OPTIONAL = {"webp": "webp", "tif": "libtiff", "tiff": "libtiff", "jp2": "jpg_2000", "avif": "avif"}
+# Pictures of other kinds, which people believe to have given; what else lies in a folder is passed over in silence.
+FOREIGN = {
+    *("heic", "heif", "jxl", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf", "raw", "psd", "svg", "exr"),
+    *("dcm", "nii", "pdf", "mp4", "mov", "avi"),
+}
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 SMALLEST_CAP = 64_000_000  # bytes
 
@@ -66,7 +72,17 @@ def listed(path: Path) -> tuple[Paths, np.ndarray | None, tuple[str, ...]]:
         raise BadData(_nothing_found(path, walk))
     if walk.unreadable:
         logging.getLogger(__name__).warning(_left_out(path, walk))
+    _warn_of_foreign(path, walk)
     return joined(found, root), *_labels(found)
+
+
+def _warn_of_foreign(path: Path, walk: Walk) -> None:
+    """Says so when photographs of a phone, raw files or scans of a hospital were passed over."""
+    known = FOREIGN.union(OPTIONAL)
+    found = {kind: count for kind, count in walk.others.most_common() if kind.lstrip(".") in known}
+    if found:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.items())
+        say(f"Passed over in {printable(path)}: {kinds}. Such files cannot be read here; convert them to JPEG or PNG.")
 
 
 def joined(texts: Sequence[bytes], root: bytes = b"") -> Paths:

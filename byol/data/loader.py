@@ -25,7 +25,7 @@ from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, ByolError, UsageError
-from byol.progress import bar, say
+from byol.progress import bar, name_left_out
 
 T = TypeVar("T")
 
@@ -112,7 +112,10 @@ def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None
     """More bad images than the config allows end the run, with one of them named."""
     if bad and (bad == total or bad > max(BAD_ALLOWED, config.data.max_bad * total)):
         first = f"{examples[0].name}: {examples[0].reason}"
-        raise BadData(f"{bad} of {total} images cannot be read, more than data.max_bad allows; the first is {first}.")
+        remedy = " `byol doctor` lists them; --data.max_bad 1 goes on without them." if bad < total else ""
+        raise BadData(
+            f"{bad} of {total} images cannot be read, more than data.max_bad allows; the first is {first}.{remedy}"
+        )
 
 
 def source_fingerprint(source: Source) -> str:
@@ -331,8 +334,7 @@ class BadList:
         new = [b for b in bad if b.name not in self.seen]
         if not new:
             return
-        for b in new:
-            self.seen[b.name] = b
-            say(f"Left out: {b.name} ({b.reason})")
+        name_left_out([f"{b.name} ({b.reason})" for b in new], len(self.seen), "skipped.txt has all")
+        self.seen |= {b.name: b for b in new}
         self.report(list(self.seen.values()))
         check_bad(len(self.seen), self.total, self.config, list(self.seen.values()))

@@ -24,7 +24,7 @@ from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits,
 from byol.data.source import BadImage
 from byol.errors import BadData, ByolError, Diverged
 from byol.evals.encoder import Encoder
-from byol.evals.sweep import Ledger, Session, Setting, Trial, best, cut, tried
+from byol.evals.sweep import Ledger, Session, Setting, Trial, best, cut, timed_first, tried
 from byol.progress import bar, say
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def train(
     part, held = hold(task.train, encoder.config), hold(task.validation, encoder.config)
     recipe = replace(recipe, seed=session.seed)
     chosen, notes, several = list(settings), list[str](), len(settings) > 1
-    if session.seconds != math.inf:
+    if timed_first(session, recipe.steps * len(settings)):
         each, look = _measured(work, part, held, recipe, encoder, session.left)
         # The size of the test part is not known before it is opened; it is taken to be twice that of validation.
         left = session.left * MARGIN - look * (2 + len(settings) * several)

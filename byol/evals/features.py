@@ -25,7 +25,7 @@ from byol.data.task import Part, as_source
 from byol.errors import BadData, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
 from byol.machine import Machine
-from byol.progress import bar, say
+from byol.progress import bar, name_left_out
 from byol.records import disk_error, read_json, write_atomically, write_json
 
 CHUNK = 256
@@ -78,9 +78,10 @@ def centre_crops(source: Source, resolution: int, workers: int = 0, margin: floa
         num_workers=workers,
         worker_init_fn=quiet_worker if workers else None,
     )
+    left_out = 0
     for chunk in told(loader):
-        for name in chunk.bad:
-            say(f"Left out: {name}")
+        name_left_out(chunk.bad, left_out)
+        left_out += len(chunk.bad)
         yield chunk
 
 
@@ -216,4 +217,5 @@ def write_features(path: Path, data_name: str, out: Path, split: str) -> None:
     np.savez(content, **arrays)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, content.getvalue())
-    print(f"{out}: {values.shape[0]} images, {values.shape[1]} features each")
+    left_out = f"; {len(source) - len(kept)} could not be read" if len(kept) < len(source) else ""
+    print(f"{out}: {values.shape[0]} images, {values.shape[1]} features each{left_out}")

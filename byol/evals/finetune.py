@@ -13,7 +13,7 @@ from byol.evals import features, training
 from byol.evals.encoder import Encoder
 from byol.evals.metrics import score
 from byol.evals.spec import Finetune
-from byol.evals.sweep import Ledger, Result, Session, Setting, best, coarse_first, cut, tried
+from byol.evals.sweep import Ledger, Result, Session, Setting, best, coarse_first, cut, timed_first, tried
 
 
 def evaluate(encoder: Encoder, task: Task, spec: Finetune = Finetune(), session: Session = Session()) -> Result:
@@ -21,7 +21,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Finetune = Finetune(), session:
     batch = min(spec.batch, len(task.train))
     images = training.images_of(task.train, encoder)
     settings, notes, steps = grid(spec), list[str](), spec.steps
-    if session.seconds != float("inf"):
+    if timed_first(session, spec.steps * len(settings)):
         model = _model(encoder, task, len(task.train), batch, session.seed)
         each = training.seconds_a_step(model, images, training.Recipe(1, batch, 0.0), encoder)
         settings, share, notes = cut(settings, lambda _: spec.steps, each, session.left * 0.9)

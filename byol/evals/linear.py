@@ -22,7 +22,7 @@ from byol.evals import training
 from byol.evals.encoder import Encoder, frozen, spatial_views
 from byol.evals.metrics import METRICS, score
 from byol.evals.spec import Linear
-from byol.evals.sweep import Result, Session, Trial, best, cut
+from byol.evals.sweep import Result, Session, Trial, best, cut, timed_first
 from byol.progress import bar
 
 
@@ -112,12 +112,12 @@ def _affordable(
     encoder: Encoder, images: Images, classes: int, spec: Linear, session: Session
 ) -> tuple[Linear, list[str]]:
     """Fewer epochs when the budget asks for it; the bank costs the same for one learning rate as for five."""
-    if session.seconds == float("inf"):
+    steps = training.steps_of(spec.epochs, len(images.train), spec.batch)
+    if not timed_first(session, steps):
         return spec, []
     train_bank(encoder, images, classes, spec.lrs, spec, session.seed, steps=training.WARM_STEPS)
     began = time.monotonic()
     train_bank(encoder, images, classes, spec.lrs, spec, session.seed, steps=training.TIMED_STEPS)
     each = (time.monotonic() - began) / training.TIMED_STEPS
-    steps = training.steps_of(spec.epochs, len(images.train), spec.batch)
     shortened = cut([{"epochs": spec.epochs}], lambda _: steps, each, session.left * 0.9)
     return replace(spec, epochs=spec.epochs * shortened.share), shortened.notes

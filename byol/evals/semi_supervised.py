@@ -23,7 +23,7 @@ from byol.evals import training
 from byol.evals.encoder import Encoder
 from byol.evals.metrics import score
 from byol.evals.spec import SemiSupervised
-from byol.evals.sweep import Ledger, Result, Session, Setting, Trial, best, cut, tried
+from byol.evals.sweep import Ledger, Result, Session, Setting, Trial, best, cut, timed_first, tried
 from byol.progress import say
 
 STEPS_AN_EPOCH, SMALLEST_BATCH = 8, 16
@@ -122,7 +122,7 @@ def _choose(
 ) -> Choice:
     settings: list[Setting] = [{"lr": lr, "epochs": epochs} for epochs in spec.epochs for lr in spec.lrs]
     share, notes = 1.0, list[str]()
-    if session.seconds != float("inf"):
+    if timed_first(session, sum(map(case.steps, settings))):
         recipe = training.Recipe(1, case.batch, 0.0)
         each = training.seconds_a_step(case.start(), case.images, recipe, case.encoder)
         settings, share, notes = cut(settings, case.steps, each, seconds)

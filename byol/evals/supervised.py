@@ -18,7 +18,7 @@ from byol.evals import features, training
 from byol.evals.encoder import Encoder
 from byol.evals.metrics import score
 from byol.evals.spec import Supervised
-from byol.evals.sweep import Ledger, Result, Session, Setting, best, cut, tried
+from byol.evals.sweep import Ledger, Result, Session, Setting, best, cut, timed_first, tried
 
 
 def evaluate(encoder: Encoder, task: Task, spec: Supervised = Supervised(), session: Session = Session()) -> Result:
@@ -80,9 +80,9 @@ def _recipe(spec: Supervised, images: int, seed: int) -> training.Recipe:
 def _affordable(
     encoder: Encoder, task: Task, images: Images, spec: Supervised, settings: list[Setting], session: Session
 ) -> tuple[Supervised, list[Setting], list[str]]:
-    if session.seconds == float("inf"):
-        return spec, settings, []
     recipe = _recipe(spec, len(images.train), session.seed)
+    if not timed_first(session, recipe.steps * len(settings)):
+        return spec, settings, []
     model = _model(encoder, len(task.classes), session.seed)
     each = training.seconds_a_step(model, images, replace(recipe, warmup_steps=0), encoder)
     finals = 1 if len(settings) > 1 else 0  # a single setting is trained once, on everything

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from byol.evals.features import default_cache
-from byol.progress import say
+from byol.progress import duration, say
 from byol.records import read_metrics, write_atomically
 
 Setting = dict[str, Any]
 NAMED = 3  # settings left out that a note names
+LONG_STEPS, LONG_SECONDS = 1000, 600.0  # of an evaluation: timed before it begins; said before it begins
 FEW = 4  # settings that are still worth choosing from; with less time than that, each is trained for fewer steps
 
 
@@ -61,6 +62,11 @@ class Cut(NamedTuple):
     notes: list[str]
 
 
+def timed_first(session: Session, steps: int) -> bool:
+    """Whether a step is timed before so many of them begin: to fit a budget, or to say what they will take."""
+    return session.seconds != math.inf or steps >= LONG_STEPS
+
+
 def cut(
     settings: Sequence[Setting], steps: Callable[[Setting], int], step_seconds: float, left: float, finals: int = 1
 ) -> Cut:
@@ -72,6 +78,8 @@ def cut(
     needed = sum(costs[:count]) + finals * max(costs[:count])
     share = min(1.0, left / needed) if needed else 1.0
     notes = []
+    if left == math.inf and needed > LONG_SECONDS:
+        say(f"This will take about {duration(needed)}; --budget 20m would cut settings and steps to fit and say which.")
     if count < len(settings):
         left_out = settings[count:]
         more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""

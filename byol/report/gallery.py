@@ -17,7 +17,7 @@ from byol.data.loader import quiet_worker, sample_sizes, worker_count
 from byol.data.source import BadImage, Source
 from byol.evals.encoder import Encoder, frozen
 from byol.evals.features import represent
-from byol.progress import bar, say
+from byol.progress import bar, name_left_out
 from byol.report import embedding
 from byol.report.tiles import sheets, side_for, tile
 
@@ -86,12 +86,13 @@ def look(source: Source, encoders: Sequence[Encoder], most: int) -> Gallery:
     resolutions = sorted({encoder.resolution for encoder in encoders})
     tiles: list[Tensor] = []
     positions: list[int] = []
+    left_out = 0
     features: list[list[Tensor]] = [[] for _ in encoders]
     with ExitStack() as stack, bar("Looking at images", len(chosen), "images") as shown:
         modules = [stack.enter_context(frozen(encoder)) for encoder in encoders]
         for chunk in _chunks(Reader(source, chosen, resolutions, side), encoders):
-            for name in chunk.bad:
-                say(f"Left out: {name}")
+            name_left_out(chunk.bad, left_out)
+            left_out += len(chunk.bad)
             for encoder, module, found in zip(encoders, modules, features, strict=True):
                 if chunk.positions:
                     crops = chunk.crops[encoder.resolution]

@@ -1,0 +1,302 @@
+"""Every command and every line of Python in the README and in docs/ runs, on a few small images.
+
+What makes a run small is put between the command and the work (`smaller`), never into the text: each command is taken
+by the real command line as it stands. What cannot run in a test is listed with its reason, and still parsed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cyclopts.exceptions import MissingArgumentError
+from PIL import Image
+
+from byol import doctor, evaluation, networks, pretraining
+from byol.cli import main
+from byol.cli.app import app, given_values
+from byol.config import Config as Everything
+from byol.config import apply, declared
+from byol.evals.spec import Specs
+from byol.presets import compose
+from byol.tables import paper
+from tests.conftest import TINY, write_images
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+pytestmark = pytest.mark.timeout(900)  # a page is one test, and seconds of work wait long on a busy machine
+
+# Command → why it is only parsed. One that is not in the pages any more fails the test, as does a new one that fails.
+NOT_RUN = {
+    "make demo": "minutes",
+    "make test": "runs this test",
+    "pip install .": "tests/test_package.py installs the wheel",
+    "torchrun --nproc-per-node 8 -m byol pretrain ./images --preset paper-300 --out runs/mine": "eight GPUs",
+    "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint first:29500 -m byol pretrain ./images"
+    " --preset paper-300 --out runs/big": "two machines",
+    "srun --ntasks 64 byol pretrain ./images --preset paper-300 --out /shared/mine": "a cluster",
+    "srun --ntasks 64 byol pretrain ./images --preset paper-300 --out runs/big": "a cluster",
+    "byol launch ./images --preset paper-300 --out runs/big --nodes 8 --gpus 8 --partition gpu": "submits to a cluster",
+    "byol pretrain ./images --run.device cuda --out runs/gpu": "a GPU",
+    "byol pretrain torchvision:CIFAR10 --preset cifar10": "downloads 170 MB",
+    "byol pretrain 's3://bucket/train-{000..511}.tar' --data.shuffle shards": "a bucket",
+    "byol pretrain 's3://bucket/train-{000..511}.tar' --data.shuffle shards --preset paper-300": "a bucket",
+    "byol pretrain hf:someone/flowers:train": "downloads",
+    "byol table target-decay --data.root /datasets": "ImageNet",
+    "byol table augmentations --jobs slurm:gpu:1 --data.root /datasets": "ImageNet and a cluster",
+    "until byol pretrain ./images --out runs/loop; do [ $? -eq 75 ] || break; done": "starts a process of its own",
+    "python benchmarks/render.py": "writes the README",
+}
+# Pages that begin with a run which another page has made.
+RUN_BEFORE = {"faq.md", "extend.md"}
+
+SHORT = {**TINY, "optim.epochs": 1, "data.workers": 0}
+FIXED = {name: SHORT[name] for name in ("optim.epochs", "optim.batch", "data.workers")}
+FEW = {
+    **{"linear.epochs": 1, "linear.batch": 8, "linear.lrs": (0.1,), "transfer.penalties": (0.1, 1.0)},
+    **{"semi_supervised.lrs": (0.1,), "semi_supervised.epochs": (1.0,), "semi_supervised.fractions": (0.5,)},
+    **{"finetune.steps": 1, "finetune.batch": 8, "finetune.lrs": (0.1,), "finetune.weight_decays": (0.0,)},
+    **{"supervised.epochs": 1, "supervised.batch": 8},
+}
+
+
+class Block(NamedTuple):
+    """What stands between fences, and after which language."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [Block(*pair) for pair in found]
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a block without comments, one that ends in a backslash together with the next."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines) if line]
+
+
+ALL = {page.name: [c for b in blocks(page) if b.language == "sh" for c in commands(b.text)] for page in PAGES}
+
+
+def parsed(command: str) -> None:
+    """The command line knows the verb, every flag and the type of every value, and the config takes them."""
+    command = re.sub(r"^until (.*?);.*", r"\1", command)
+    tokens = shlex.split(command)
+    if tokens[0] == "make":
+        assert re.search(rf"^{tokens[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+    elif tokens[0] == "python":
+        assert (ROOT / tokens[1]).is_file(), command
+    elif tokens[0] != "pip":
+        assert "byol" in tokens, command
+        _, bound, _ = app.parse_args(tokens[tokens.index("byol") + 1 :], exit_on_error=False, print_error=False)
+        given = bound.arguments.get("given")
+        if "preset" in bound.signature.parameters:
+            compose(bound.arguments.get("preset", "auto"), given_values(given) if given else {}, {})
+
+
+def run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = shlex.split(command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", tokens)
+        code: Any = 0
+        if tokens[0] == "python":
+            patch.setattr(sys, "argv", tokens[1:])
+            runpy.run_path(str(ROOT / tokens[1]), run_name="__main__")
+        else:
+            assert tokens[0] == "byol", f"{command}: neither run nor listed in NOT_RUN"
+            with pytest.raises(SystemExit) as ended:
+                main()
+            code = ended.value.code
+    said = capsys.readouterr()
+    assert code == 0, f"{command}\n{said.err[-2000:]}"
+
+
+def smaller(world: Path) -> contextlib.ExitStack:
+    """Inside, every verb works as ever, but trains for a few steps and tries few settings."""
+    patch = pytest.MonkeyPatch()
+    real_pretrain, real_evaluate, real_plan, real_doctor = (
+        *(pretraining.pretrain, evaluation.evaluate),
+        *(paper.plan, doctor.doctor),
+    )
+
+    def pretrain(data: Any, out: Any = None, preset: str = "auto", overrides: Any = None, **more: Any) -> Any:
+        return real_pretrain(data, out, preset, {**SHORT, **(overrides or {}), **FIXED}, **more)
+
+    def evaluate(*arguments: Any, specs: Specs | None = None, **more: Any) -> Any:
+        return real_evaluate(*arguments, specs=apply(specs or Specs(), FEW), **more)
+
+    def plan(asked: paper.Request) -> Any:
+        rows = asked.rows or (paper.chosen(paper.find(asked.name), asked.scale, ())[0].label,)
+        return real_plan(replace(asked, given={**SHORT, **asked.given}, rows=rows, seeds=1))
+
+    patch.setattr(pretraining, "pretrain", pretrain)
+    patch.setattr(evaluation, "evaluate", evaluate)
+    patch.setattr(paper, "plan", plan)
+    patch.setattr(doctor, "doctor", lambda request: real_doctor(replace(request, speed=False)))
+    patch.setenv("XDG_CACHE_HOME", str(world / "cache"))
+    patch.chdir(world)
+    stack = contextlib.ExitStack()
+    stack.callback(patch.undo)
+    return stack
+
+
+def furnish(world: Path) -> None:
+    """The files that the pages take for granted."""
+    images = write_images(world / "images", 52, sides=(40,))
+    shutil.copy(next(images.rglob("*.jpg")), images / "cat.jpg")
+    shutil.copy(images / "cat.jpg", world)
+    write_images(world / "labelled", 16, sides=(40,))
+    for part in ("train", "test"):
+        write_images(world / "cifar10" / part, 16, sides=(40,))
+    write_images(world / "imagenette", 16, sides=(40,))
+    (world / "grey").mkdir()
+    (world / "scans").mkdir()
+    for number, path in enumerate(sorted((world / "labelled").rglob("*.jpg"))):
+        grey = Image.open(path).convert("L")
+        grey.save(world / "grey" / f"{number}.png")
+        Image.fromarray(np.asarray(grey).astype(np.uint16) * 16).save(world / "scans" / f"{number}.png")
+
+
+def deepmind(path: Path) -> None:
+    """A checkpoint as theirs is built, of a ResNet-50 at a sixteenth of its width."""
+    from tests.test_weights import haiku, trained
+
+    config = apply(Everything(), {"network.encoder": "resnet50", "network.width": 0.0625})
+    state = haiku(dict(trained(networks.encoder(config.network)).state_dict()))
+    path.write_bytes(pickle.dumps({"experiment_state": state, "step": 1, "rng": None}))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a reader of the pages has it; copied for each page."""
+    root = tmp_path_factory.mktemp("world") / "files"
+    root.mkdir()
+    furnish(root)
+    deepmind(root / "resnet50x1.pkl")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained_run(world: Path) -> Path:
+    with smaller(world):
+        return Path(pretraining.pretrain("images", world.parent / "run").out)
+
+
+@pytest.fixture
+def place(world: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Path]]:
+    with contextlib.ExitStack() as stack:
+
+        def furnished(page: str) -> Path:
+            here = tmp_path / "here"
+            shutil.copytree(world, here)
+            if page in RUN_BEFORE:
+                shutil.copytree(request.getfixturevalue("trained_run"), here / "runs" / "images-auto")
+            stack.enter_context(smaller(here))
+            return here
+
+        yield furnished
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(
+    page: Path, place: Callable[[str], Path], capsys: pytest.CaptureFixture[str], recwarn: Any
+) -> None:
+    """Breaks if a command or a line of Python in the pages is wrong, or no longer fits the program."""
+    place(page.name)
+    for block in blocks(page):
+        if block.language == "python":
+            exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
+        for command in commands(block.text) if block.language == "sh" else []:
+            parsed(command)
+            if command not in NOT_RUN:
+                run(command, capsys)
+        assert block.language in ("sh", "python", "diff", "text"), f"{page.name}: a block without a known language"
+
+
+def test_what_is_not_run_is_there() -> None:
+    """Breaks if a command was changed or removed, and its reason not to be run was left behind."""
+    everything = {command for found in ALL.values() for command in found}
+    assert set(NOT_RUN) <= everything
+    assert len(everything) > 60
+
+
+def test_commands_within_the_text() -> None:
+    """Breaks if a command in running text names a verb or a flag that is gone."""
+    flags = {"views.t.turn", *(name for kind in (Everything, Specs) for name, _, _ in declared(kind))}  # an example
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text):
+            words = span.split()
+            if words[0] == "byol" and len(words) > 1:
+                with contextlib.suppress(MissingArgumentError):  # a verb alone stands for itself
+                    app.parse_args(words[1:], exit_on_error=False, print_error=False)
+            for word in words:
+                if re.match(r"--[a-z-]+\.[a-z]", word) and not word.endswith("*"):
+                    name = word.split("=")[0].removeprefix("--").replace(".no-", ".").replace("-", "_")
+                    assert name in flags, f"{page.name}: {span}"
+
+
+def test_links_lead_somewhere() -> None:
+    """Breaks if a page or a heading that a link names was renamed."""
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+            file, _, heading = target.partition("#")
+            other = (page.parent / file).resolve() if file else page
+            assert other.exists(), f"{page.name}: {target}"
+            titles = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+            names = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert not heading or heading in names, f"{page.name}: {target}"
+
+
+def test_the_patch_of_a_view_applies(tmp_path: Path) -> None:
+    """Breaks if the worked example of a new operation no longer fits the code, or does not do what it says."""
+    if not shutil.which("git"):
+        pytest.skip("needs git to apply a patch")
+    shutil.copytree(ROOT / "byol", tmp_path / "byol", ignore=shutil.ignore_patterns("__pycache__"))
+    patch = next(block.text for block in blocks(ROOT / "docs" / "extend.md") if block.language == "diff")
+    (tmp_path / "turn.diff").write_text(patch)
+    apply_it = ["git", "apply", "--unidiff-zero", "turn.diff"]
+    done = subprocess.run(apply_it, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", TURNED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert result.returncode == 0, result.stderr
+
+
+TURNED = """
+import torch
+from byol import views
+from byol.config import View, Views, apply, Config
+
+plain = View(jitter=0, grayscale=0, blur=0, flip=0)
+turned = apply(Config(), {"views.t.turn": 1}).views.t
+assert turned.turn == 1
+images = torch.rand(5, 3, 8, 8)
+before, _ = views.draw(0, 3, 5, Views(t=plain))
+after, _ = views.draw(0, 3, 5, Views(t=View(jitter=0, grayscale=0, blur=0, flip=0, turn=1)))
+assert all(torch.equal(a, b) for name, a, b in zip(before._fields, before, after) if name != "turn")
+assert torch.equal(views.augment(images, after, Views()), images.rot90(1, (2, 3)))
+assert torch.equal(views.augment(images, before, Views()), images)
+"""
