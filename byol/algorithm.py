@@ -44,17 +44,19 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
-        with machine.autocast():
-            out = method(view1, view2)
-            logits = method.probe(out.representation1) if method.classifier is not None else None
-        loss = method.objective(out.prediction1, out.target1, out.prediction2, out.target2)
-        losses.append(loss.detach())
-        if logits is not None and labels is not None:
-            probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)
-            probes.append(probe_loss.detach())
-            correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
-            loss = loss + probe_loss
-        loss.backward()
+        terms = []
+        for out in method.parts(view1, view2, machine.autocast):
+            loss = method.objective(out.prediction1, out.target1, out.prediction2, out.target2)
+            terms.append(loss.detach())
+            if method.classifier is not None and labels is not None and out.representation1 is not None:
+                with machine.autocast():
+                    logits = method.probe(out.representation1)
+                probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)
+                probes.append(probe_loss.detach())
+                correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
+                loss = loss + probe_loss
+            loss.backward()
+        losses.append(torch.stack(terms).sum())
     numbers = [torch.stack(values).mean() for values in (losses, probes, correct) if values]
     average_gradients(optimizer, len(losses), numbers)
     step = measure(optimizer, numbers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,16 @@ class Outputs(NamedTuple):
     target1: Tensor
     target2: Tensor
     representation1: Tensor
+
+
+class Part(NamedTuple):
+    """Outputs, or one view's of them: None where the other part has the value."""
+
+    prediction1: Tensor | None
+    prediction2: Tensor | None
+    target1: Tensor
+    target2: Tensor
+    representation1: Tensor | None
 
 
 class Branch(nn.Module):
@@ -64,15 +75,40 @@ class Method(nn.Module):
         representation1, projection1 = self.online(view1)
         _, projection2 = self.online(view2)
         if self.target is not None:
-            with torch.no_grad():
-                _, target1 = self.target(view1)
-                _, target2 = self.target(view2)
+            target1, target2 = self.targets(view1, view2)
         elif self.target_mode == "stop-gradient":
             target1, target2 = projection1.detach(), projection2.detach()
         else:
             target1, target2 = projection1, projection2
         prediction1, prediction2 = self.predict(projection1, target2), self.predict(projection2, target1)
         return Outputs(prediction1, prediction2, target1, target2, representation1)
+
+    def parts(
+        self, view1: Tensor, view2: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> Iterator[Part]:
+        """The outputs in parts whose losses add up to the whole, each to be done with before the next is computed.
+
+        With a target network a part is one view's prediction, so that autograd holds one view's activations at a time.
+        """
+        if self.target is None:
+            with autocast():
+                both = self(view1, view2)
+            yield Part(*both)
+            return
+        with autocast():
+            target1, target2 = self.targets(view1, view2)
+            representation1, projection1 = self.online(view1)
+            prediction1 = self.predict(projection1, target2)
+        yield Part(prediction1, None, target1, target2, representation1)
+        with autocast():
+            prediction2 = self.predict(self.online(view2)[1], target1)
+        yield Part(None, prediction2, target1, target2, None)
+
+    @torch.no_grad()
+    def targets(self, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
+        """The target network's projections."""
+        assert self.target is not None
+        return self.target(view1)[1], self.target(view2)[1]
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
         """The predictor's output; only one that is solved for looks at the target."""

@@ -1,10 +1,12 @@
 """The losses, as pure functions of predictions φ and targets ψ of both views.
 
 Whether a gradient reaches ψ is the method's to say (`network.target`); only `regression_loss` stops it by itself.
+Every loss is a sum of two, of φ1 and of φ2: a φ that is None leaves its own out.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,7 +17,8 @@ from byol import distributed
 from byol.config import Objective
 from byol.errors import UsageError, nearest
 
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Phi = Tensor | None
+Loss = Callable[[Phi, Tensor, Phi, Tensor], Tensor]
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -27,23 +30,27 @@ def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return _distance(l2(prediction), l2(target.detach()))
 
 
-def regression(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, normalization: str = "l2") -> Tensor:
+def regression(phi1: Phi, psi1: Tensor, phi2: Phi, psi2: Tensor, *, normalization: str = "l2") -> Tensor:
     """The paper's loss: each view's prediction and the other's target, mean over images: 4 × (B, D) → scalar."""
     n = NORMALIZATIONS[normalization]
-    return (_distance(n(phi1), n(psi2)) + _distance(n(phi2), n(psi1))).mean()
+    orders = [_distance(n(phi), n(psi)) for phi, psi in ((phi1, psi2), (phi2, psi1)) if phi is not None]
+    return functools.reduce(torch.add, orders).mean()
 
 
-def info_nce(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, temperature: float, beta: float) -> Tensor:
+def info_nce(phi1: Phi, psi1: Tensor, phi2: Phi, psi2: Tensor, *, temperature: float, beta: float) -> Tensor:
     """−InfoNCE^{α,β} (paper, section 5 and appendix F.4) summed over both orders of the views: 4 × (B, D) → scalar.
 
     With beta = 0 it is `regression` less its constant of 4; with beta = 1, no predictor and no target network it is 2α
     times the SimCLR loss, that too summed over both orders.
     """
-    phi1, psi1, phi2, psi2 = l2(phi1), l2(psi1), l2(phi2), l2(psi2)
+    psi1, psi2 = l2(psi1), l2(psi2)
     all1, all2 = (psi1, psi2) if beta == 0 else (distributed.gathered(psi1), distributed.gathered(psi2))
-    order1 = _info_nce_of_one_order(phi1, psi2, all1, all2, temperature, beta)
-    order2 = _info_nce_of_one_order(phi2, psi1, all2, all1, temperature, beta)
-    return -(order1 + order2)
+    orders = [
+        _info_nce_of_one_order(l2(phi), positive, same, other, temperature, beta)
+        for phi, positive, same, other in ((phi1, psi2, all1, all2), (phi2, psi1, all2, all1))
+        if phi is not None
+    ]
+    return -functools.reduce(torch.add, orders)
 
 
 def _info_nce_of_one_order(
@@ -110,7 +117,7 @@ def build(config: Objective) -> Loss:
     return lambda phi1, psi1, phi2, psi2: config.scale * objective(phi1, psi1, phi2, psi2, config)
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Objective], Tensor]] = {
+OBJECTIVES: dict[str, Callable[[Phi, Tensor, Phi, Tensor, Objective], Tensor]] = {
     "byol": lambda phi1, psi1, phi2, psi2, c: regression(phi1, psi1, phi2, psi2, normalization=c.normalization),
     "info-nce": lambda phi1, psi1, phi2, psi2, c: info_nce(
         phi1, psi1, phi2, psi2, temperature=c.temperature, beta=c.beta

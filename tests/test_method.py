@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
@@ -292,6 +293,47 @@ def test_only_the_online_target_gets_a_gradient(target: str, name: str) -> None:
     assert out.target1.requires_grad == (target == "online")
     if model.target is not None:
         assert all(p.grad is None for p in model.target.parameters())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
+def test_parts_give_the_gradient_of_the_whole(target: str, name: str) -> None:
+    """Breaks if a view's term is counted twice or left out, or a part reads what the part before has freed."""
+    whole, parted = (build(target=target, objective=Objective(name=name)) for _ in range(2))
+    view1, view2, _ = views()
+    out = whole(view1, view2)
+    loss = whole.objective(out.prediction1, out.target1, out.prediction2, out.target2)
+    loss.backward()
+    terms = []
+    for part in parted.parts(view1, view2):
+        terms.append(parted.objective(part.prediction1, part.target1, part.prediction2, part.target2))
+        terms[-1].backward()
+    assert float(sum(terms)) == pytest.approx(float(loss), rel=1e-12)
+    for (path, ours), theirs in zip(parted.named_parameters(), whole.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), path
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-13)
+    assert all(torch.equal(value, buffers(whole)[path]) for path, value in buffers(parted).items())
+
+
+def test_one_view_is_held_at_a_time() -> None:
+    """Breaks if the second view's activations are computed while autograd still holds the first's."""
+    model = build(classes=0)
+    view1, view2, _ = views()
+    held: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def keep(tensor: Tensor) -> Tensor:
+        copied = tensor.clone()
+        held.add(copied)
+        return copied
+
+    most = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for part in model.parts(view1, view2):
+            most.append(len(held))
+            model.objective(part.prediction1, part.target1, part.prediction2, part.target2).backward()
+    assert len(most) == 2
+    assert 0 < most[1] <= most[0]
 
 
 def test_a_fixed_target_never_moves() -> None:
