@@ -17,8 +17,6 @@ from byol.tables.render import markdown
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
 TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
-
-
 SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
 PLOT = "speed.png"
 # In the order of the table; where a goal is not reached, what bounds it.
@@ -32,7 +30,6 @@ BOUNDS = {
     "features": "decoding of the files and float32 convolutions",
     "knn": "the matrix product",
     "logistic": "float64 products of the features with 100 classes times the penalties",
-    "memory": "the activations that autograd keeps",
     "startup": "the imports of the command line",
     "slopes": "small sizes that fit into the caches, large ones that do not",
 }
@@ -167,7 +164,7 @@ def speed_section(found: list[dict[str, Any]]) -> str:
     missing = {name: why for record in found for name, why in record.get("peers", {}).get("missing", {}).items()}
     lines = [
         f"`make bench`, in one run on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
-        "contestants alternate, each in a process of its own with the same encoder, batch and files; medians of rounds.",
+        "contestants alternate, each in its own process with the same encoder, batch and files; medians of rounds.",
         f"Peers: {', '.join(f'{name} {version}' for name, version in sorted(tried.items()))}, and a loop by hand with",
         "torchvision v2; tuned means bf16, channels-last and the best number of workers.",
         *(f"Not a contestant: {name} ({why})." for name, why in sorted(missing.items())),
