@@ -100,7 +100,7 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
 
 
 def activation_bytes(model: method.Method, config: Config) -> float:
-    """Bytes an image that autograd keeps at a time (see `Method.parts`), each tensor once; half of them at bf16."""
+    """Bytes an image that autograd keeps at a time (see `Method.orders`), each tensor once; half of them at bf16."""
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     view = torch.empty(PROBE_IMAGES, 3, config.data.resolution, config.data.resolution, device="meta")
@@ -114,7 +114,7 @@ def activation_bytes(model: method.Method, config: Config) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        next(model.parts(view, view))
+        next(model.orders(view, view))
     total = sum(t.numel() * t.element_size() for t in kept.values())
     return total / PROBE_IMAGES * (0.5 if config.run.precision in ("auto", "bf16") else 1.0)
 
