@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos clean
+.PHONY: demo test lint chaos bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/byol demo
@@ -21,6 +21,12 @@ lint: $(VENV)/.ready
 chaos: $(VENV)/.ready
 	BYOL_KILLS=20 $(BIN)/python -m pytest tests/test_kill.py
 	OMP_NUM_THREADS=1 BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_distributed.py tests/test_slurm.py
+
+# Beside the peers, which get an environment of their own: 40 minutes on two idle cores. ENTRIES names some lines only;
+# CIFAR and PHOTOS are folders of JPEG files, without which scenes are drawn.
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/speed.py $(ENTRIES) $(if $(CIFAR),--cifar $(CIFAR)) $(if $(PHOTOS),--photos $(PHOTOS))
+	$(BIN)/python benchmarks/render.py
 
 # torch and torchvision must match each other: a pair found in the surrounding environment is used as it is,
 # otherwise the newest pair is installed.

@@ -17,6 +17,22 @@ from byol.tables.render import markdown
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
 TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
+SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
+PLOT = "speed.png"
+# In the order of the table; where a goal is not reached, what bounds it.
+BOUNDS = {
+    "pretrain-32": "the encoder's own passes, which every contestant has to compute",
+    "pretrain-224": "the encoder's own passes: at 224 px nothing else takes time that could be saved",
+    "step": "heads, views and optimizer",
+    "views-32": "arithmetic on float32 pixels; the crop alone is a third",
+    "views-224": "decoding by libjpeg and the exact hue, which is arithmetic by the pixel",
+    "update": "memory: every weight is read and written by each of the operations",
+    "features": "decoding of the files and float32 convolutions",
+    "knn": "the matrix product",
+    "logistic": "float64 products of the features with 100 classes times the penalties",
+    "startup": "the imports of the command line",
+    "slopes": "small sizes that fit into the caches, large ones that do not",
+}
 
 
 def percent(values: list[float]) -> str:
@@ -150,6 +166,84 @@ def with_tables(readme: str, results: Path) -> str:
     return TABLES.sub(lambda match: match[1] + text + match[2], readme)
 
 
+def speeds(results: Path) -> list[dict[str, Any]]:
+    """Of those measured on an idle machine, in the table's order."""
+    found = [read_json(results / f"speed-{name}.json") for name in BOUNDS if (results / f"speed-{name}.json").exists()]
+    return [record for record in found if record["idle"]]
+
+
+def with_speed(readme: str, results: Path) -> str:
+    found = speeds(results)
+    text = speed_section(found) if found else "Not measured yet on an idle machine: `make bench` does it.\n"
+    return SPEED.sub(lambda match: match[1] + text + match[2], readme)
+
+
+def speed_section(found: list[dict[str, Any]]) -> str:
+    about = found[0]
+    tried = {name: version for record in found for name, version in record.get("peers", {}).get("versions", {}).items()}
+    missing = {name: why for record in found for name, why in record.get("peers", {}).get("missing", {}).items()}
+    lines = [
+        f"`make bench`, in one run on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
+        "contestants alternate, each in its own process with the same encoder, batch and files; medians of rounds.",
+        f"Peers: {', '.join(f'{name} {version}' for name, version in sorted(tried.items()))}, and a loop by hand with",
+        "torchvision v2; tuned means bf16, channels-last and the best number of workers.",
+        *(f"Not a contestant: {name} ({why})." for name, why in sorted(missing.items())),
+        "",
+        "| what | measured | goal | reached |",
+        "|---|---|---|---|",
+    ]
+    lines += [speed_row(goal) for record in found for goal in record["goals"]]
+    short = [record["entry"] for record in found if any(goal["reached"] is False for goal in record["goals"])]
+    if short:
+        lines += ["", "What bounds those that are not reached:", ""]
+        lines += [f"- {name}: {BOUNDS[name]}." for name in short]
+    return "\n".join([*lines, "", f"![Images a second beside the peers](results/{PLOT})"]) + "\n"
+
+
+def speed_row(goal: dict[str, Any]) -> str:
+    wanted = "" if goal["goal"] is None else f"{'≥' if goal['least'] else '≤'} {quantity(goal['goal'], goal['unit'])}"
+    reached = {None: "", True: "yes", False: "no"}[goal["reached"]]
+    return f"| {goal['what']} | {quantity(goal['figure'], goal['unit'])} | {wanted} | {reached} |"
+
+
+def quantity(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{number} {unit}".strip()
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    """Images a second of every contestant, an axis each for pretraining and views."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    titles = {
+        "pretrain-32": "pretraining, 32 px",
+        "pretrain-224": "pretraining, 224 px",
+        "views-32": "two views, 32 px",
+        "views-224": "two views, 224 px",
+    }
+    chosen = [record for record in found if record["entry"] in titles]
+    if not chosen:
+        return
+    figure, axes = pyplot.subplots(1, len(chosen), figsize=(4.2 * len(chosen), 3.2), squeeze=False)
+    for axis, record in zip(axes[0], chosen, strict=True):
+        rates = {name: each.get("images_per_second", each) for name, each in record["figures"].items()}
+        names = sorted(rates, key=lambda name: rates[name]["median"])
+        middle = [rates[name]["median"] for name in names]
+        spread = [
+            [rates[n]["median"] - rates[n]["low"] for n in names],
+            [rates[n]["high"] - rates[n]["median"] for n in names],
+        ]
+        colours = ["tab:blue" if name == "byol" else "lightgrey" for name in names]
+        axis.barh(names, middle, xerr=spread, color=colours)
+        axis.set_title(titles[record["entry"]])
+        axis.set_xlabel("images/s")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
 def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
@@ -166,7 +260,9 @@ def main() -> None:
         text += "\n" + scaling(read_json(ROOT / "results" / "scaling.json"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
-    write_atomically(ROOT / "README.md", with_tables(rendered, ROOT / "results" / "tables").encode())
+    rendered = with_tables(rendered, ROOT / "results" / "tables")
+    write_atomically(ROOT / "README.md", with_speed(rendered, ROOT / "results").encode())
+    plot(speeds(ROOT / "results"), ROOT / "results" / PLOT)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def work(settings: dict[str, Any]) -> None:
     config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
     with distributed.joined(False, 300):
         place = machine.choose(config)
-        machine.use_threads(place.threads)
+        machine.use(place)
         torch.manual_seed(0)
         model = method.build(config.network).to(**place.placement(config))
         norms.synchronize(model, config.network.norm_group)

@@ -44,17 +44,19 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
-        with machine.autocast():
-            out = method(view1, view2)
-            logits = method.probe(out.representation1) if method.classifier is not None else None
-        loss = method.objective(out.prediction1, out.target1, out.prediction2, out.target2)
-        losses.append(loss.detach())
-        if logits is not None and labels is not None:
-            probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)
-            probes.append(probe_loss.detach())
-            correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
-            loss = loss + probe_loss
-        loss.backward()
+        terms: list[Tensor] = []
+        for orders in method.orders(view1, view2, machine.autocast):
+            loss = method.loss(orders)
+            if not terms and method.classifier is not None and labels is not None:  # the probe watches the first view
+                with machine.autocast():
+                    logits = method.probe(orders[0].representation)
+                probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)
+                probe_loss.backward()
+                probes.append(probe_loss.detach())
+                correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
+            loss.backward()
+            terms.append(loss.detach())
+        losses.append(torch.stack(terms).sum())
     numbers = [torch.stack(values).mean() for values in (losses, probes, correct) if values]
     average_gradients(optimizer, len(losses), numbers)
     step = measure(optimizer, numbers)

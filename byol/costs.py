@@ -100,7 +100,7 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
 
 
 def activation_bytes(model: method.Method, config: Config) -> float:
-    """Bytes an image that autograd keeps for both views, each tensor once; half of them at bf16."""
+    """Bytes an image that autograd keeps at a time (see `Method.orders`), each tensor once; half of them at bf16."""
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     view = torch.empty(PROBE_IMAGES, 3, config.data.resolution, config.data.resolution, device="meta")
@@ -114,7 +114,7 @@ def activation_bytes(model: method.Method, config: Config) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(view, view)
+        next(model.orders(view, view))
     total = sum(t.numel() * t.element_size() for t in kept.values())
     return total / PROBE_IMAGES * (0.5 if config.run.precision in ("auto", "bf16") else 1.0)
 
@@ -170,7 +170,7 @@ def _exchange(model: method.Method, config: Config, devices: int, trained: float
 def here(config: Config) -> Device:
     """This machine as a device: its rate is that of one timed step of this very network with few images."""
     place = machine.choose(config)
-    machine.use_threads(place.threads)
+    machine.use(place)
     model = method.build(config.network, objective=config.objective).to(**place.placement(config))
     size = config.data.resolution
     count = max(2, min(config.optim.batch // config.optim.accumulate, 2**18 // size**2))

@@ -60,7 +60,8 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
     weights = sum(t.numel() * t.element_size() for t in method.state_dict().values())
     trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
     pixels = 0 if setup.images.pixels is None else setup.images.pixels.numel()
-    fixed, each = weights + 2 * trained + pixels, sum(saved) / count
+    at_a_time = sum(saved) / (1 if method.target is None else 2)  # see `Method.orders`
+    fixed, each = weights + 2 * trained + pixels, at_a_time / count
     return {
         "seconds": round(seconds / count / processes * plan.batch * plan.steps, 1),
         "images_per_second": round(count * processes / seconds, 1),

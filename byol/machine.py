@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 from contextlib import AbstractContextManager
@@ -15,6 +17,7 @@ from torch import Tensor
 from byol.config import Config
 from byol.errors import UsageError
 
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -74,9 +77,23 @@ def fast_bf16(device: str) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def use_threads(count: int) -> None:
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
+def use(place: Machine) -> None:
+    """What holds for the whole process: threads, and on a CPU memory that is kept."""
+    if torch.get_num_threads() != place.threads:
+        torch.set_num_threads(place.threads)
+    if place.device.type == "cpu":
+        keep_memory()
+
+
+def keep_memory() -> None:
+    """Makes glibc keep what is freed: else it gives large tensors back to the system, and gets them anew by the page.
+
+    That is 85,000 page faults, a fifth of the time, in a step of `cifar10-cpu` with 256 images.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def memory(machine: Machine) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +14,13 @@ from byol import networks, objectives
 from byol.config import Network, Objective
 
 
-class Outputs(NamedTuple):
-    """What one step sees of both views; target2 is the target's projection of view 2, which prediction1 predicts."""
+class Order(NamedTuple):
+    """One order of the views: what is predicted from one, and the target's projection of the other, to be matched."""
 
-    prediction1: Tensor
-    prediction2: Tensor
-    target1: Tensor
-    target2: Tensor
-    representation1: Tensor
+    prediction: Tensor
+    target: Tensor
+    own: Tensor  # the target's projection of the view that predicts
+    representation: Tensor
 
 
 class Branch(nn.Module):
@@ -59,20 +60,43 @@ class Method(nn.Module):
         self.target_mode = target_mode
         self.objective = objective
 
-    def forward(self, view1: Tensor, view2: Tensor) -> Outputs:
-        """Each view passes alone, so that each has its own batch statistics; the target is in training mode too."""
-        representation1, projection1 = self.online(view1)
-        _, projection2 = self.online(view2)
-        if self.target is not None:
-            with torch.no_grad():
-                _, target1 = self.target(view1)
-                _, target2 = self.target(view2)
-        elif self.target_mode == "stop-gradient":
-            target1, target2 = projection1.detach(), projection2.detach()
-        else:
-            target1, target2 = projection1, projection2
-        prediction1, prediction2 = self.predict(projection1, target2), self.predict(projection2, target1)
-        return Outputs(prediction1, prediction2, target1, target2, representation1)
+    def forward(self, view1: Tensor, view2: Tensor) -> tuple[Order, ...]:
+        """Both orders of the views."""
+        return tuple(itertools.chain.from_iterable(self.orders(view1, view2)))
+
+    def orders(
+        self, view1: Tensor, view2: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> Iterator[tuple[Order, ...]]:
+        """The orders whose gradients belong together: both, or, with a target network, one after the other.
+
+        A caller that is done with one before it asks for the next holds the activations of one view at a time. Each
+        view passes alone, so that each has its own batch statistics; the target is in training mode too.
+        """
+        if self.target is None:
+            with autocast():
+                both = self._own_target(view1, view2)
+            yield both
+            return
+        with autocast(), torch.no_grad():
+            targets = self.target(view1)[1], self.target(view2)[1]
+        for view, target, own in ((view1, targets[1], targets[0]), (view2, targets[0], targets[1])):
+            with autocast():
+                representation, projection = self.online(view)
+                order = Order(self.predict(projection, target), target, own, representation)
+            yield (order,)
+
+    def _own_target(self, view1: Tensor, view2: Tensor) -> tuple[Order, Order]:
+        (representation1, projection1), (representation2, projection2) = self.online(view1), self.online(view2)
+        stopped = self.target_mode == "stop-gradient"
+        target1, target2 = (z.detach() if stopped else z for z in (projection1, projection2))
+        return (
+            Order(self.predict(projection1, target2), target2, target1, representation1),
+            Order(self.predict(projection2, target1), target1, target2, representation2),
+        )
+
+    def loss(self, orders: Iterable[Order]) -> Tensor:
+        """The sum over these orders; over both it is symmetric in the views."""
+        return torch.stack([self.objective(o.prediction, o.target, o.own) for o in orders]).sum()
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
         """The predictor's output; only one that is solved for looks at the target."""

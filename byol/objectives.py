@@ -1,6 +1,8 @@
-"""The losses, as pure functions of predictions φ and targets ψ of both views.
+"""The losses of one order of the views, as pure functions; the method adds that of the other order.
 
-Whether a gradient reaches ψ is the method's to say (`network.target`); only `regression_loss` stops it by itself.
+φ(v) is the prediction from one view, ψ(v') the target of the other view, which it should match, and ψ(v), called `own`,
+the target of the view itself, which only negative examples need. Whether a gradient reaches the targets is the method's
+to say (`network.target`); only `regression_loss` stops it by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from byol import distributed
 from byol.config import Objective
 from byol.errors import UsageError, nearest
 
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -27,38 +29,29 @@ def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return _distance(l2(prediction), l2(target.detach()))
 
 
-def regression(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, normalization: str = "l2") -> Tensor:
-    """The paper's loss: each view's prediction and the other's target, mean over images: 4 × (B, D) → scalar."""
+def regression(phi: Tensor, psi: Tensor, _: Tensor, *, normalization: str = "l2") -> Tensor:
+    """The paper's loss, mean over images: (B, D) each → scalar."""
     n = NORMALIZATIONS[normalization]
-    return (_distance(n(phi1), n(psi2)) + _distance(n(phi2), n(psi1))).mean()
+    return _distance(n(phi), n(psi)).mean()
 
 
-def info_nce(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor, *, temperature: float, beta: float) -> Tensor:
-    """−InfoNCE^{α,β} (paper, section 5 and appendix F.4) summed over both orders of the views: 4 × (B, D) → scalar.
+def info_nce(phi: Tensor, psi: Tensor, own: Tensor, *, temperature: float, beta: float) -> Tensor:
+    """−InfoNCE^{α,β} (paper, section 5 and appendix F.4), its negatives of all processes: (B, D) each → scalar.
 
-    With beta = 0 it is `regression` less its constant of 4; with beta = 1, no predictor and no target network it is 2α
-    times the SimCLR loss, that too summed over both orders.
+    With beta = 0 it is `regression` less its constant of 2; with beta = 1, no predictor and no target network both
+    orders together are 2α times the SimCLR loss, that too summed over both orders.
     """
-    phi1, psi1, phi2, psi2 = l2(phi1), l2(psi1), l2(phi2), l2(psi2)
-    all1, all2 = (psi1, psi2) if beta == 0 else (distributed.gathered(psi1), distributed.gathered(psi2))
-    order1 = _info_nce_of_one_order(phi1, psi2, all1, all2, temperature, beta)
-    order2 = _info_nce_of_one_order(phi2, psi1, all2, all1, temperature, beta)
-    return -(order1 + order2)
-
-
-def _info_nce_of_one_order(
-    phi: Tensor, positive: Tensor, same: Tensor, other: Tensor, temperature: float, beta: float
-) -> Tensor:
-    """φ(v) against ψ(v') of the same image, `positive`, and the ψ(v), `same`, and ψ(v'), `other`, of all processes."""
-    agreement = 2 * (phi * positive).sum(-1).mean()
+    phi, psi, own = l2(phi), l2(psi), l2(own)
+    agreement = 2 * (phi * psi).sum(-1).mean()
     if beta == 0:
-        return agreement
+        return -agreement
+    same, other = distributed.gathered(own), distributed.gathered(psi)
     first = distributed.rank() * len(phi)  # of this process's images among all
     itself = torch.eye(len(same), dtype=torch.bool, device=phi.device)[first : first + len(phi)]
     within = (phi @ same.T).masked_fill(itself, -math.inf)  # S(v_i, v_j), j ≠ i
     across = phi @ other.T  # S(v_i, v'_j), all j
     dispersion = torch.logsumexp(torch.cat([within, across], 1) / temperature, 1).mean()
-    return agreement - 2 * temperature * beta * dispersion
+    return 2 * temperature * beta * dispersion - agreement
 
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
@@ -107,12 +100,10 @@ def build(config: Objective) -> Loss:
     """The loss of a config."""
     check(config.name)
     objective = OBJECTIVES[config.name]
-    return lambda phi1, psi1, phi2, psi2: config.scale * objective(phi1, psi1, phi2, psi2, config)
+    return lambda phi, psi, own: config.scale * objective(phi, psi, own, config)
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Objective], Tensor]] = {
-    "byol": lambda phi1, psi1, phi2, psi2, c: regression(phi1, psi1, phi2, psi2, normalization=c.normalization),
-    "info-nce": lambda phi1, psi1, phi2, psi2, c: info_nce(
-        phi1, psi1, phi2, psi2, temperature=c.temperature, beta=c.beta
-    ),
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Objective], Tensor]] = {
+    "byol": lambda phi, psi, own, c: regression(phi, psi, own, normalization=c.normalization),
+    "info-nce": lambda phi, psi, own, c: info_nce(phi, psi, own, temperature=c.temperature, beta=c.beta),
 }

@@ -144,7 +144,7 @@ def _follow(request: Request) -> Setup:
 
 
 def _prepare(source: Source, config: Config, place: Machine) -> tuple[Images, Plan]:
-    machine.use_threads(place.threads)
+    machine.use(place)
     images = loader.prepare(source, config)
     plan = resolve(config, len(images.train), len(images.held_out))
     if plan.micro_batch % distributed.world():

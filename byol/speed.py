@@ -37,7 +37,7 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
     except UsageError as error:
         return {"note": str(error)}
     place = machine.choose(config)
-    machine.use_threads(place.threads)
+    machine.use(place)
     decoded = sum(3 * look.height * look.width for look in good)
     in_memory = loader.fits(decoded, config)
     images = _sample(source, good, in_memory)

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from byol.networks import OptimalLinear
 from tests.conftest import TINY
 
 TIMEOUT = 30.0
+Both = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @contextmanager
@@ -108,16 +110,21 @@ def losses_agree() -> None:
                     close(part.grad / distributed.world(), mine(tensor.grad))  # type: ignore[operator]
 
 
-def predicted(phi1: Tensor, psi1: Tensor, phi2: Tensor, psi2: Tensor) -> Tensor:
-    return objectives.regression(OptimalLinear(1e-6)(phi1, psi2), psi1, OptimalLinear(1e-6)(phi2, psi1), psi2)
+def both(loss: objectives.Loss) -> Both:
+    """Both orders of the views, of predictions φ and targets ψ of both."""
+    return lambda phi1, psi1, phi2, psi2: loss(phi1, psi2, psi1) + loss(phi2, psi1, psi2)
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "l2": objectives.regression,
-    "batch": lambda *four: objectives.regression(*four, normalization="batch"),
-    "info-nce": lambda *four: objectives.info_nce(*four, temperature=0.3, beta=0.7),
-    "without negatives": lambda *four: objectives.info_nce(*four, temperature=0.3, beta=0.0),
-    "optimal-linear": predicted,
+def predicted(phi: Tensor, psi: Tensor, own: Tensor) -> Tensor:
+    return objectives.regression(OptimalLinear(1e-6)(phi, psi), psi, own)
+
+
+LOSSES: dict[str, Both] = {
+    "l2": both(objectives.regression),
+    "batch": both(partial(objectives.regression, normalization="batch")),
+    "info-nce": both(partial(objectives.info_nce, temperature=0.3, beta=0.7)),
+    "without negatives": both(partial(objectives.info_nce, temperature=0.3, beta=0.0)),
+    "optimal-linear": both(predicted),
 }
 
 

@@ -25,7 +25,7 @@ def state(step: int, seed: int = 0, optimizer: str = "lars") -> State:
     model = method.build(SMALL, classes=3)
     chosen = optim.build(model, Optim(optimizer=optimizer))  # type: ignore[arg-type]
     out = model(torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32))
-    (out.prediction1.sum() + out.prediction2.square().sum() + model.probe(out.representation1).sum()).backward()
+    (out[0].prediction.sum() + out[1].prediction.square().sum() + model.probe(out[0].representation).sum()).backward()
     chosen.param_groups[0]["lr"] = 0.1
     chosen.step()
     return State(model, chosen, step)

@@ -146,7 +146,7 @@ def input_gradient(predictor: OptimalLinear, images: Tensor, weights: Tensor, ta
     """∇_θ E‖q*(z_θ) − z'‖² through the predictor's input alone, as training has it; both orders alike, so halved."""
     z = online(images, weights)
     prediction = predictor(z, targets)
-    loss = regression(prediction, targets, prediction, targets, normalization="none") / 2
+    loss = regression(prediction, targets, targets, normalization="none")
     return torch.autograd.grad(loss, weights)[0]
 
 
@@ -198,7 +198,7 @@ def test_equation_4_optimal_predictor_is_the_conditional_expectation() -> None:
         group = targets[value == v]
         torch.testing.assert_close(prediction[value == v], group.mean(0).expand_as(group), rtol=1e-9, atol=1e-9)
         variance += float(group.var(0, correction=0).sum()) / 4
-    left = regression(prediction, targets, prediction, targets, normalization="none") / 2
+    left = regression(prediction, targets, targets, normalization="none")
     assert float(left) == pytest.approx(variance, rel=1e-9)
 
 

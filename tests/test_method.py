@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
@@ -138,12 +139,10 @@ def test_views_do_not_mix() -> None:
     view1, view2, _ = views(0)
     other1, other2, _ = views(1)
     first, second, third = build()(view1, view2), build()(view1, other2), build()(other1, view2)
-    for name in ("prediction1", "target1", "representation1"):
-        assert torch.equal(getattr(first, name), getattr(second, name)), name
-        assert not torch.equal(getattr(first, name), getattr(third, name)), name
-    for name in ("prediction2", "target2"):
-        assert torch.equal(getattr(first, name), getattr(third, name)), name
-        assert not torch.equal(getattr(first, name), getattr(second, name)), name
+    for order, same, changed in ((0, second, third), (1, third, second)):
+        for name in ("prediction", "own", "representation"):
+            assert torch.equal(getattr(first[order], name), getattr(same[order], name)), name
+            assert not torch.equal(getattr(first[order], name), getattr(changed[order], name)), name
 
 
 def test_outputs_are_what_their_names_say() -> None:
@@ -152,18 +151,18 @@ def test_outputs_are_what_their_names_say() -> None:
     view1, view2, _ = views()
     out = model(view1, view2)
     online, target = model.online, model.target
-    torch.testing.assert_close(out.representation1, online.encoder(view1))
-    torch.testing.assert_close(out.prediction1, model.predictor(online.projector(online.encoder(view1))))
-    torch.testing.assert_close(out.prediction2, model.predictor(online.projector(online.encoder(view2))))
-    torch.testing.assert_close(out.target1, target.projector(target.encoder(view1)))
-    torch.testing.assert_close(out.target2, target.projector(target.encoder(view2)))
+    torch.testing.assert_close(out[0].representation, online.encoder(view1))
+    torch.testing.assert_close(out[0].prediction, model.predictor(online.projector(online.encoder(view1))))
+    torch.testing.assert_close(out[1].prediction, model.predictor(online.projector(online.encoder(view2))))
+    torch.testing.assert_close(out[1].target, target.projector(target.encoder(view1)))
+    torch.testing.assert_close(out[0].target, target.projector(target.encoder(view2)))
 
 
 def cosine_loss(model: method.Method, seen: Pass) -> Tensor:
     """The symmetrized loss, 4 − 2·cos − 2·cos, from a fresh forward pass."""
     out = model(seen.view1, seen.view2)
-    first = F.cosine_similarity(out.prediction1, out.target2)
-    second = F.cosine_similarity(out.prediction2, out.target1)
+    first = F.cosine_similarity(out[0].prediction, out[0].target)
+    second = F.cosine_similarity(out[1].prediction, out[1].target)
     return (4 - 2 * first - 2 * second).mean()
 
 
@@ -182,8 +181,8 @@ def test_target_gets_no_gradient() -> None:
     """Breaks if the target's forward pass records gradients, or its weights require them."""
     model = build()
     out = model(*views()[:2])
-    assert not out.target1.requires_grad
-    assert not out.target2.requires_grad
+    assert not out[1].target.requires_grad
+    assert not out[0].target.requires_grad
     step(model, lars(model), views())
     assert all(p.grad is None and not p.requires_grad for p in model.target.parameters())
     trained = [*model.online.parameters(), *model.predictor.parameters(), *model.classifier.parameters()]
@@ -229,7 +228,7 @@ def test_without_predictor() -> None:
     model = build(predictor="none")
     assert isinstance(model.predictor, nn.Identity)
     view1, view2, _ = views()
-    torch.testing.assert_close(model(view1, view2).prediction1, model.online(view1)[1])
+    torch.testing.assert_close(model(view1, view2)[0].prediction, model.online(view1)[1])
 
 
 def test_config_reaches_the_heads() -> None:
@@ -274,8 +273,8 @@ def test_gradient_flows_into_the_target_only_when_it_is_online() -> None:
     for target in ("stop-gradient", "online"):
         model = build(classes=0, predictor="none", target=target)
         out = model(*views()[:2])
-        assert out.target1.requires_grad == out.target2.requires_grad == (target == "online")
-        torch.testing.assert_close(out.target1, model.online(views().view1)[1])
+        assert out[1].target.requires_grad == out[0].target.requires_grad == (target == "online")
+        torch.testing.assert_close(out[1].target, model.online(views().view1)[1])
         norms[target] = step(model, lars(model), views()).grad_norm
     # ‖a − sg(b)‖² + ‖b − sg(a)‖² has the gradient of ‖a − b‖², and without the stop that of 2‖a − b‖².
     assert norms["online"] == pytest.approx(2 * norms["stop-gradient"], rel=1e-10)
@@ -287,11 +286,52 @@ def test_only_the_online_target_gets_a_gradient(target: str, name: str) -> None:
     """Breaks for an objective or target through which a gradient reaches what should stand still, or none flows."""
     model = build(target=target, objective=Objective(name=name))
     out = model(*views()[:2])
-    model.objective(out.prediction1, out.target1, out.prediction2, out.target2).backward()
+    model.loss(out).backward()
     assert all(p.grad is not None for p in [*model.online.parameters(), *model.predictor.parameters()])
-    assert out.target1.requires_grad == (target == "online")
+    assert out[1].target.requires_grad == (target == "online")
     if model.target is not None:
         assert all(p.grad is None for p in model.target.parameters())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
+def test_orders_alone_give_the_gradient_of_both(target: str, name: str) -> None:
+    """Breaks if an order is counted twice or left out, or one reads what the one before has freed."""
+    whole, parted = (build(target=target, objective=Objective(name=name)) for _ in range(2))
+    view1, view2, _ = views()
+    out = whole(view1, view2)
+    loss = whole.loss(out)
+    loss.backward()
+    terms = []
+    for part in parted.orders(view1, view2):
+        terms.append(parted.loss(part))
+        terms[-1].backward()
+    assert sum(terms).item() == pytest.approx(loss.item(), rel=1e-12)
+    for (path, ours), theirs in zip(parted.named_parameters(), whole.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), path
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-13)
+    assert all(torch.equal(value, buffers(whole)[path]) for path, value in buffers(parted).items())
+
+
+def test_one_view_is_held_at_a_time() -> None:
+    """Breaks if the second view's activations are computed while autograd still holds the first's."""
+    model = build(classes=0)
+    view1, view2, _ = views()
+    held: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def keep(tensor: Tensor) -> Tensor:
+        copied = tensor.clone()
+        held.add(copied)
+        return copied
+
+    most = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for part in model.orders(view1, view2):
+            most.append(len(held))
+            model.loss(part).backward()
+    assert len(most) == 2
+    assert 0 < most[1] <= most[0]
 
 
 def test_a_fixed_target_never_moves() -> None:
@@ -325,12 +365,12 @@ def test_optimal_predictor_is_fitted_for_each_order() -> None:
     view1, view2, _ = views(batch=8)
     out = model(view1, view2)
     z1, z2 = (copy.deepcopy(model).online(view)[1] for view in (view1, view2))
-    for prediction, z, target in ((out.prediction1, z1, out.target2), (out.prediction2, z2, out.target1)):
+    for prediction, z, target in ((out[0].prediction, z1, out[0].target), (out[1].prediction, z2, out[1].target)):
         torch.testing.assert_close(prediction, z @ torch.linalg.lstsq(z, target).solution, rtol=1e-8, atol=1e-10)
     assert not list(model.predictor.parameters())
     z = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model.predictor(z, out.target2).sum(), z)
-    torch.testing.assert_close(gradient, model.predictor.solve(z, out.target2).sum(1).expand(8, 3))
+    (gradient,) = torch.autograd.grad(model.predictor(z, out[0].target).sum(), z)
+    torch.testing.assert_close(gradient, model.predictor.solve(z, out[0].target).sum(1).expand(8, 3))
 
 
 def test_optimal_predictor_under_autocast_and_nan() -> None:
@@ -339,8 +379,8 @@ def test_optimal_predictor_under_autocast_and_nan() -> None:
     seen = Pass(*(v.float() for v in views(batch=8)[:2]), None)
     with torch.autocast("cpu", torch.bfloat16):
         out = model(seen.view1, seen.view2)
-    assert out.target2.dtype == torch.bfloat16
-    assert out.prediction1.dtype == torch.float32
+    assert out[0].target.dtype == torch.bfloat16
+    assert out[0].prediction.dtype == torch.float32
     seen.view1[0, 0, 0, 0] = float("nan")
     with pytest.raises(Diverged, match="the loss is nan"):
         update(model, lars(model), [seen], lr=0.1, tau=0.9, machine=Machine("cpu", "float32", 1))

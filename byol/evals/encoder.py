@@ -16,7 +16,7 @@ from torch import nn
 from byol import networks
 from byol.checkpoint import encoder_header, encoder_settings, load_encoder
 from byol.config import Config, View, Views, apply
-from byol.machine import Machine, choose
+from byol.machine import Machine, choose, keep_memory
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def checksum(module: nn.Module) -> str:
 def frozen(encoder: Encoder) -> Iterator[nn.Module]:
     """The module in evaluation mode on its device; afterwards every weight and statistic is the same byte for byte."""
     before = encoder.checksum()
+    keep_memory()
     encoder.module.eval().to(**encoder.place.placement(encoder.config))
     yield encoder.module
     assert encoder.checksum() == before, "the frozen encoder was changed"
