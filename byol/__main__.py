@@ -1,5 +1,14 @@
-"""`python -m byol` is the command line."""
+"""`byol` and `python -m byol`: signals are answered first, then the command line is loaded."""
 
-from byol.cli import main
+from byol import interrupt
 
-main()
+
+def main() -> None:
+    with interrupt.handled():
+        from byol.cli import main as run
+
+        run()
+
+
+if __name__ == "__main__":
+    main()

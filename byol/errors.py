@@ -36,8 +36,11 @@ class DiskError(ByolError):
     exit_code = 74
 
 
-class Interrupted(ByolError):
-    """Stopped by Ctrl-C or SIGTERM; starting the same command again continues."""
+class Interrupted(BaseException):
+    """Stopped by Ctrl-C or SIGTERM; starting the same command again continues.
+
+    Not an `Exception`, as it may come up anywhere: who catches what a decoder throws must not take it for a bad image.
+    """
 
     exit_code = 75
 

@@ -15,6 +15,7 @@ from byol.errors import Interrupted
 
 _state = {"requested": False, "deferred": False}
 _asked = {"at": 0.0}
+NOTHING_LOST = "Interrupted before anything was at stake; start the same command again."
 ECHO_SECONDS = 2.0  # torchrun passes on the Ctrl-C that its processes have had from the terminal already
 
 
@@ -31,7 +32,19 @@ def handle(number: int, frame: FrameType | None) -> None:
             os._exit(130)  # a second Ctrl-C means now
         _state["requested"], _asked["at"] = True, time.monotonic()
         return
-    raise Interrupted("Interrupted before anything was at stake; start the same command again.")
+    if _importing(frame):
+        os.write(2, f"byol: {NOTHING_LOST}\n".encode())
+        os._exit(Interrupted.exit_code)
+    raise Interrupted(NOTHING_LOST)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is just being loaded: libraries catch what comes up then and go on without a part of theirs."""
+    while frame and not (frame.f_globals.get("__name__", "").startswith("byol") and frame.f_code.co_name != "<module>"):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -50,9 +63,12 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, a signal is only remembered: the caller asks `requested()` and saves first."""
+    """Inside, a signal is only remembered: the caller asks `requested()` and saves first. One that came too late to be
+    asked for is answered at the end."""
     _state["deferred"], _state["requested"] = True, False
     try:
         yield
     finally:
         _state["deferred"] = False
+    if _state["requested"]:
+        raise Interrupted("Interrupted when this part was finished; the same command continues.")

@@ -111,8 +111,9 @@ def _run(setup: Setup) -> Run:
         last = checkpoint.found(setup.checkpoints)
         good = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was written yet"
         raise Diverged(f"Training diverged: {error}; {good}. A lower optim.lr is the first thing to try.") from None
-    except ByolError:
-        setup.finish("interrupted")
+    except (ByolError, Interrupted):
+        with contextlib.suppress(DiskError):  # what was wrong with the disk is said already
+            setup.finish("interrupted")
         raise
     finally:
         metrics.close()

@@ -51,7 +51,7 @@ def main() -> None:
     except CycloptsError as error:
         _say(UsageError(_explain(error)))
         code = 2
-    except ByolError as error:
+    except (ByolError, Interrupted) as error:
         if debug and not isinstance(error, Interrupted | Lost):
             raise
         _say(error)

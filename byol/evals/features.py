@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from byol import data, views
 from byol.config import Config
 from byol.crops import MARGIN, center_crop
-from byol.data.loader import quiet_worker, told, worker_count
+from byol.data.loader import loaded, worker_count
 from byol.data.source import BadImage, Source
 from byol.data.task import Part, as_source
 from byol.errors import BadData, UsageError
@@ -71,14 +70,7 @@ def centre_crops(source: Source, resolution: int, workers: int = 0, margin: floa
     """All images in order; one that cannot be read is named and left out."""
     chunks = range((len(source) + CHUNK - 1) // CHUNK)
     workers = min(workers, len(chunks))
-    loader: DataLoader[Any] = DataLoader(
-        Crops(source, resolution, margin),
-        batch_size=None,
-        sampler=chunks,
-        num_workers=workers,
-        worker_init_fn=quiet_worker if workers else None,
-    )
-    for chunk in told(loader):
+    for chunk in loaded(Crops(source, resolution, margin), chunks, workers):
         for name in chunk.bad:
             say(f"Left out: {name}")
         yield chunk
