@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from byol import distributed, records
+from byol import checkpoint, distributed, records
 from byol.algorithm import Pass, update
 from byol.data import loader
 from byol.method import Method
 from byol.progress import duration, say
 from byol.rundir import Setup
+
+LOG_BYTES = 10_000_000  # and the small files
 
 
 def announce(setup: Setup, method: Method) -> None:
@@ -28,7 +30,9 @@ def announce(setup: Setup, method: Method) -> None:
         return
     if "plan" not in setup.record_of_run:
         setup.record_of_run |= {"plan": asdict(setup.plan), "estimate": cost, "plan_text": lines}
-    records.require_space(setup.out, 3 * cost["checkpoint_bytes"] + 10_000_000)
+    there = len(checkpoint.found(setup.checkpoints))
+    files = max(setup.config.run.keep + 1 - there, 1)  # the oldest goes when the newest is whole
+    records.require_space(setup.out, files * cost["checkpoint_bytes"] + LOG_BYTES, f"{files} checkpoints and the log")
     setup.write("running")
 
 

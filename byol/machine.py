@@ -14,6 +14,7 @@ from torch import Tensor
 
 from byol.config import Config
 from byol.errors import UsageError
+from byol.progress import say
 
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
@@ -75,8 +76,21 @@ def fast_bf16(device: str) -> bool:
 
 
 def use_threads(count: int) -> None:
+    """Sums are split by threads, so their last bits depend on the number."""
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
+    if torch.get_num_threads() != count:
+        say(f"Only {torch.get_num_threads()} of {count} threads can be had here: the last bits of results will differ.")
+
+
+def use_deterministic(yes: bool) -> None:
+    """Which algorithms are taken on a GPU; cuBLAS wants to hear of it before it is first used."""
+    if yes:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    # Nothing of ours reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(yes)
 
 
 def memory(machine: Machine) -> float:
@@ -93,4 +107,5 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
@@ -10,7 +9,7 @@ from cyclopts.exceptions import CycloptsError, UnknownOptionError
 from byol import interrupt
 from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
-from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest
+from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
 
 
 def _explain(error: CycloptsError) -> str:
@@ -33,7 +32,7 @@ def _unexpected(error: Exception) -> str:
 
 def _say(error: object) -> None:
     """What every process of a job finds alike is said once."""
-    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    rank = process_number()
     if not rank:
         print(f"byol: {error}", file=sys.stderr)
     elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):

@@ -1,0 +1,118 @@
+"""Very many images, odd names, long runs: bounded memory and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import byol
+from byol import data
+from byol.config import Config, apply, resolve
+from byol.data import loader
+from byol.data.source import Source
+from tests.conftest import LONG
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def test_a_start_in_the_middle_of_a_million(tiny: dict[str, Any]) -> None:
+    """Breaks if going on replays earlier batches, or looks at every file again for the first of them (G7)."""
+    image = torch.zeros(3, 40, 40, dtype=torch.uint8)
+    read: list[int] = []
+    source = Source("many", 1_000_000, lambda i: read.append(i) or image, "{:07d}.jpg".format)  # type: ignore[func-returns-value]
+    config = apply(Config(), {**tiny, "data.in_memory": "never", "data.workers": 0, "optim.epochs": 3})
+    images = loader.Images(source, np.arange(1_000_000), np.arange(0), None, [], "")
+    plan = resolve(config, 1_000_000)
+    began = time.process_time()
+    batch = next(loader.batches(images, config, plan, plan.steps // 2, torch.device("cpu")))
+    seconds = time.process_time() - began
+    assert len(read) == len(batch.crops[0]) == 8
+    assert seconds < 2
+    print(f"first batch after {plan.steps // 2} steps: {seconds:.2f} s")
+
+
+LISTING = """
+import os, resource, sys, time
+from pathlib import Path
+from byol.data.folder import listed
+before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+paths, labels, classes = listed(Path(sys.argv[1]))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(len(paths.ends), len(classes), time.process_time() - began, after - before, len(paths.buffer))
+"""
+
+
+def test_a_folder_of_very_many_files(tmp_path: Path) -> None:
+    """Breaks if listing needs more than some hundred bytes an image, or a minute for a million."""
+    count, classes = (1_000_000, 1000) if LONG else (20_000, 20)
+    place = Path("/dev/shm") if LONG and os.access("/dev/shm", os.W_OK) else tmp_path
+    root = place / f"byol-many-{os.getpid()}"
+    try:
+        for number in range(classes):
+            (root / f"class {number:04d}").mkdir(parents=True)
+            for image in range(count // classes):
+                os.close(os.open(root / f"class {number:04d}" / f"{image:06d}.jpg", os.O_CREAT | os.O_WRONLY))
+        told = subprocess.run([sys.executable, "-c", LISTING, str(root)], capture_output=True, text=True)
+        found, kinds, seconds, kilobytes, buffer = map(float, told.stdout.split())
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    assert (found, kinds) == (count, classes)
+    assert buffer == count * len("class 0000/000000.jpg")
+    assert seconds < 60 * count / 1e6 + 1
+    assert kilobytes * 1024 < 400 * count + 5e7
+    print(f"{count} files listed in {seconds:.1f} s of computing, {kilobytes / 1024:.0f} MB")
+
+
+LEGAL = [
+    "new\nline",
+    "tab\t",
+    "quote'\"",
+    "back\\slash",
+    "*?[x]",
+    " spaces ",
+    "-rf",
+    "$(id)",
+    "#;&|<>",
+    "日本 ü",
+    "%s{}",
+]
+
+
+def test_names_of_every_legal_character(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if an odd name is lost, split or refused anywhere between the folder and the files of a run."""
+    odd = [bytes([b]) for b in range(1, 256) if bytes([b]) not in b"/."] + [name.encode() for name in LEGAL]
+    root = os.fsencode(tmp_path / "odd")
+    os.mkdir(root)
+    for number, name in enumerate(odd):
+        Image.new("RGB", (8, 8), (number % 256, 0, 0)).save(tmp_path / "one.png")
+        shutil.copy(tmp_path / "one.png", os.path.join(root, b"a" + name + b".png"))
+    run = byol.pretrain(tmp_path / "odd", tmp_path / "run", "cifar10-cpu", tiny | {"optim.batch": 64})
+    assert run.plan.images == len(odd)
+    features, names = byol.embed(run.out, tmp_path / "odd")
+    assert len(set(names)) == len(features) == len(odd)
+    neighbours = json.loads((run.out / "neighbours.json").read_text())
+    assert len(neighbours["names"]) == min(len(odd), 200)
+
+
+def test_odd_settings_of_the_loader_give_the_same_batches(folder: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if how far workers read ahead changes what they read (G6)."""
+    config = apply(Config(), {**tiny, "data.in_memory": "never", "data.workers": 0, "optim.epochs": 1})
+    images = loader.prepare(data.open_source(str(folder), config.data), config)
+    plan = resolve(config, len(images.train))
+    every = lambda config: list(loader.batches(images, config, plan, 0, torch.device("cpu")))
+    alone = every(config)
+    for workers, prefetch in ((1, 1), (2, 1), (2, 4), (4, 2)) if LONG else ((2, 1), (1, 4)):
+        found = every(replace(config, data=replace(config.data, workers=workers, prefetch=prefetch)))
+        assert all(torch.equal(a.crops[v], b.crops[v]) for a, b in zip(alone, found, strict=True) for v in (0, 1))
