@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from byol import checkpoint, distributed, records
 from byol.algorithm import Pass, update
 from byol.data import loader
+from byol.errors import Diverged
 from byol.method import Method
 from byol.progress import duration, say
 from byol.rundir import Setup
@@ -52,10 +54,14 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
         saved.append(tensor.numel() * tensor.element_size())
         return tensor
 
+    def once() -> None:
+        with suppress(Diverged):  # of noise, in a copy: that is for the run to find out
+            update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+
     with torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor):
-        update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+        once()
     began = time.perf_counter()
-    update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+    once()
     if place.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began

@@ -15,7 +15,10 @@ import pytest
 
 from byol import checkpoint
 from byol.tables.cells import missing
+from tests import processes
 from tests.conftest import KILLS, LONG, TINY, write_images
+from tests.test_distributed import SMALL
+from tests.test_distributed import command as distributed
 from tests.test_pretraining import digest
 from tests.test_shards import digests
 from tests.test_tables import asked, command
@@ -67,7 +70,8 @@ def sharding(folder: Path, out: Path, **_: Any) -> list[str]:
 
 
 def evaluating(folder: Path, out: Path, encoder: Path) -> list[str]:
-    settings = ["--knn.k=3", "--transfer.penalties=0.1", "--linear.epochs=4", "--linear.lrs=0.1", "--linear.batch=16", "--precision=float32"]
+    settings = ["--knn.k=3", "--transfer.penalties=0.1", "--linear.epochs=4", "--linear.lrs=0.1", "--linear.batch=16"]
+    settings.append("--precision=float32")
     protocols = ["--protocol", "knn", "linear", "transfer-linear"]
     place = ["--out", str(out / "results"), "--cache", str(out / "cache")]
     return ["evaluate", str(encoder), "--on", str(folder), *place, *settings, *protocols]
@@ -191,3 +195,23 @@ def test_a_full_disk_at_any_write_costs_nothing_but_time(
     code, said = zygote.run(*pretrain(folder, out, overrides))
     assert code == 0, said
     assert digest(out) == digest(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not LONG, reason="tests/test_distributed.py has the short version")
+def test_a_killed_process_ends_its_job_every_time(tmp_path: Path) -> None:
+    """Breaks if one of two processes, killed at any step, leaves the other waiting (G9)."""
+    chance = random.Random(0)
+    changes = SMALL | {"optim.epochs": 3, "optim.batch": 16, "run.checkpoint_steps": 2, "run.timeout": 20}
+    jobs = []
+    for number in range(20):
+        mischief = {"mischief": "SIGKILL", "rank": chance.randint(0, 1), "step": chance.randint(1, 11)}
+        shared = {"world": 2, "command": distributed(tmp_path / str(number), changes), "place": str(tmp_path)}
+        jobs += [shared | mischief | {"seconds": 60}, shared]
+    found = processes.run(jobs, timeout=3000)
+    for killed, again in zip(found[::2], found[1::2], strict=True):
+        assert None not in killed["codes"], "one was left waiting"
+        assert all(code for code in killed["codes"])
+        assert again["codes"] == [0, 0]
+    ends = {json.dumps(str(digest(tmp_path / str(number)))) for number in range(20)}
+    assert len(ends) == 1
+    print(f"20 of 20 jobs ended, the slowest after {max(job['seconds'] for job in found[::2]):.0f} s")

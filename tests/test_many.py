@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,11 +19,13 @@ import torch
 from PIL import Image
 
 import byol
-from byol import data
+from byol import checkpoint, data, pretraining
 from byol.config import Config, apply, resolve
 from byol.data import loader
 from byol.data.source import Source
-from tests.conftest import LONG
+from tests.conftest import LONG, write_images
+from tests.test_pretraining import children
+from tests.zygote import Zygote
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -116,3 +119,62 @@ def test_odd_settings_of_the_loader_give_the_same_batches(folder: Path, tiny: di
     for workers, prefetch in ((1, 1), (2, 1), (2, 4), (4, 2)) if LONG else ((2, 1), (1, 4)):
         found = every(replace(config, data=replace(config.data, workers=workers, prefetch=prefetch)))
         assert all(torch.equal(a.crops[v], b.crops[v]) for a, b in zip(alone, found, strict=True) for v in (0, 1))
+
+
+def handles() -> tuple[int, int]:
+    """Open files and child processes of this process."""
+    return len(os.listdir("/proc/self/fd")), len(children(os.getpid()))
+
+
+def resident() -> float:
+    """MB in memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if steps, looks or saves keep memory, files or processes (G20)."""
+    steps = 10_000 if LONG else 240
+    images = write_images(tmp_path / "square", 64, sides=(40,))
+    seen: list[tuple[float, tuple[int, int]]] = []
+    real = pretraining.save
+
+    def save(*arguments: Any) -> None:
+        real(*arguments)
+        seen.append((resident(), handles()))
+
+    monkeypatch.setattr(pretraining, "save", save)
+    overrides = tiny | {"optim.epochs": steps / 8, "run.checkpoint_steps": steps // 40, "run.log_every": 10}
+    run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", overrides | {"run.monitor_epochs": steps / 8 / 50})
+    assert run.plan.steps == steps
+    assert len([m for m in run.metrics if "spread" in m]) >= 40
+    warm = seen[len(seen) // 4 :]
+    growth = warm[-1][0] - warm[0][0]
+    assert len({found for _, found in warm}) == 1, warm
+    assert growth < max(0.02 * warm[0][0], 4.0)
+    print(f"{steps} steps, {len(seen)} saves: {growth:+.1f} MB of {warm[0][0]:.0f} MB, {warm[-1][1]} files, children")
+
+
+@pytest.mark.skipif(not LONG, reason="takes ten minutes: BYOL_KILLS=10 or more")
+def test_embedding_at_full_speed_for_minutes(tmp_path: Path, zygote: Zygote) -> None:
+    """Breaks if 100,000 images through two workers stall, or need more memory the longer it takes."""
+    from byol.networks import resnet
+
+    encoder = tmp_path / "encoder.safetensors"
+    settings = {"network.encoder": "resnet18", "network.width": 0.05, "network.small_images": True}
+    checkpoint.save_encoder(encoder, resnet(18, 0.05, True), apply(Config(), {**settings, "data.resolution": 32}), {})
+    pid = zygote.start("embed", str(encoder), "scenes:100000", "--out", str(tmp_path / "features.npz"))
+    memory: list[float] = []
+    while not zygote.ended(pid):
+        workers = [pid, *children(pid)]
+        with contextlib.suppress(OSError):
+            memory.append(sum(int(Path(f"/proc/{w}/statm").read_text().split()[1]) for w in workers) * 4096 / 1e6)
+        time.sleep(1)
+    code, said = zygote.wait(pid)
+    assert code == 0, said
+    assert len(np.load(tmp_path / "features.npz")["names"]) == 100_000
+    middle, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[len(memory) // 2 : -5])
+    features = 100_000 * 26 * 4 / 1e6
+    assert late < 1.1 * middle + 2 * features
+    print(f"100,000 images in {len(memory)} s; {middle:.0f} MB in the first half, {late:.0f} MB in the second")

@@ -180,5 +180,5 @@ def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, tiny: dict[str, A
     os.kill(children(pid)[0], signal.SIGKILL)
     code, said = zygote.wait(pid)
     assert code == 75, said
-    assert "loader process was killed" in said.splitlines()[-1]
+    assert "loader process was killed" in said.splitlines()[-1], said
     assert checkpoint.found(tmp_path / "run" / "checkpoints")

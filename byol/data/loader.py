@@ -325,6 +325,7 @@ def _begin_worker(_: int) -> None:
     """Ctrl-C reaches the whole process group; only the main process answers it, and it ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = lambda *_: None  # of the thread that hands images over, to whom the end of the run is an error
     if sys.platform == "linux":  # a worker shares the lock on the run directory, so it must not outlive a killed run
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
