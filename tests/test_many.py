@@ -47,13 +47,15 @@ def test_a_start_in_the_middle_of_a_million(tiny: dict[str, Any]) -> None:
 
 
 LISTING = """
-import os, resource, sys, time
+import sys, time
 from pathlib import Path
 from byol.data.folder import listed
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+def kilobytes(name):
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith(name)))
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
+before, began = kilobytes("VmRSS"), time.process_time()
 paths, labels, classes = listed(Path(sys.argv[1]))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(len(paths.ends), len(classes), time.process_time() - began, after - before, len(paths.buffer))
+print(len(paths.ends), len(classes), time.process_time() - began, kilobytes("VmHWM") - before, len(paths.buffer))
 """
 
 
@@ -74,7 +76,7 @@ def test_a_folder_of_very_many_files(tmp_path: Path) -> None:
     assert (found, kinds) == (count, classes)
     assert buffer == count * len("class 0000/000000.jpg")
     assert seconds < 60 * count / 1e6 + 1
-    assert kilobytes * 1024 < 400 * count + 5e7
+    assert kilobytes * 1024 < 300 * count + 2e7
     print(f"{count} files listed in {seconds:.1f} s of computing, {kilobytes / 1024:.0f} MB")
 
 
@@ -135,8 +137,8 @@ def resident() -> float:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if steps, looks or saves keep memory, files or processes (G20)."""
-    steps = 10_000 if LONG else 240
-    images = write_images(tmp_path / "square", 64, sides=(40,))
+    steps, looks = (10_000, 50) if LONG else (160, 10)
+    images = write_images(tmp_path / "square", 8, sides=(40,))
     seen: list[tuple[float, tuple[int, int]]] = []
     real = pretraining.save
 
@@ -145,10 +147,10 @@ def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeyp
         seen.append((resident(), handles()))
 
     monkeypatch.setattr(pretraining, "save", save)
-    overrides = tiny | {"optim.epochs": steps / 8, "run.checkpoint_steps": steps // 40, "run.log_every": 10}
-    run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", overrides | {"run.monitor_epochs": steps / 8 / 50})
+    overrides = tiny | {"optim.epochs": steps, "run.checkpoint_steps": steps // 40, "run.log_every": 10}
+    run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", overrides | {"run.monitor_epochs": steps / looks})
     assert run.plan.steps == steps
-    assert len([m for m in run.metrics if "spread" in m]) >= 40
+    assert len([m for m in run.metrics if "spread" in m]) >= looks
     warm = seen[len(seen) // 4 :]
     growth = warm[-1][0] - warm[0][0]
     assert len({found for _, found in warm}) == 1, warm

@@ -247,7 +247,7 @@ def test_signals_save_and_exit_75(folder: Path, tmp_path: Path, tiny: dict[str, 
     overrides = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.epochs": 300}
     process = start(folder, tmp_path / "run", overrides)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 200
     while time.monotonic() < limit and not (metrics.exists() and metrics.stat().st_size > 2000):
         time.sleep(0.05)
     workers = children(process.pid)
@@ -266,7 +266,7 @@ def test_a_second_writer_is_refused_by_name(folder: Path, tmp_path: Path, tiny: 
     """Breaks if two processes can write one run (G18)."""
     first = start(folder, tmp_path / "run", tiny | {"optim.epochs": 1000})
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 200
         while time.monotonic() < limit and not (tmp_path / "run" / "metrics.jsonl").exists():
             time.sleep(0.05)
         second = start(folder, tmp_path / "run", tiny | {"optim.epochs": 1000})

@@ -170,6 +170,19 @@ def test_workers_without_shared_memory_say_so(
     assert "--data.workers 0" in said
 
 
+@pytest.mark.skipif(not LONG, reason="tests/test_signals.py has a limit on file sizes instead")
+def test_a_full_shared_memory(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if a /dev/shm without room leaves the run waiting, or is a traceback."""
+    streamed = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.batch": 24}
+    small = 'mount -t tmpfs -o size=100k tmpfs /dev/shm || exit 99; exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", small, "sh", sys.executable, "-m", "byol"]
+    told = subprocess.run([*command, *pretrain(folder, tmp_path / "run", streamed)], capture_output=True, text=True)
+    if told.returncode in (1, 99):
+        pytest.skip("a /dev/shm of one's own needs root")
+    assert told.returncode == 74, told.stderr
+    assert "shared memory" in told.stderr.splitlines()[-1]
+
+
 def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) -> None:
     """Breaks if a loader process that the system killed is a traceback, or the run cannot go on after it."""
     streamed = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.epochs": 40, "run.checkpoint_steps": 1}

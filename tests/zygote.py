@@ -51,9 +51,8 @@ class Zygote:
         return self.wait(self.start(*arguments, **fault))
 
     def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.kill()  # to unload torch would take longer
+        self.process.communicate()
 
 
 def flags(overrides: dict[str, Any]) -> list[str]:

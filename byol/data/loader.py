@@ -305,10 +305,11 @@ def worker_count(config: Config) -> int:
 def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: int = 2) -> Generator[T, None, None]:
     """The items in this order, made by so many worker processes; a worker's error is one sentence."""
     options: dict[str, Any] = {"worker_init_fn": _begin_worker, "prefetch_factor": prefetch} if workers else {}
+    items = iter(
+        DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, collate_fn=_handed_over, **options)
+    )
     try:
-        yield from DataLoader(
-            dataset, batch_size=None, sampler=order, num_workers=workers, collate_fn=_handed_over, **options
-        )
+        yield from items
     except ByolError as error:  # torch puts the worker's traceback before the sentence
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
@@ -319,6 +320,9 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
             "A loader process was killed, as happens when memory or shared memory runs out. The same command "
             "continues; --data.workers 0 or --data.prefetch 1 need less."
         ) from None
+    finally:
+        if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
+            items._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def _begin_worker(_: int) -> None:
