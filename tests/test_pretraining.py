@@ -19,6 +19,7 @@ import byol
 from byol import checkpoint, interrupt, pretraining, records
 from byol.errors import BadData, Diverged, Interrupted, OutputBusy
 from tests.conftest import write_images
+from tests.zygote import slowness
 
 
 def digest(out: Path) -> tuple[dict[str, bytes], str]:
@@ -251,9 +252,11 @@ def test_signals_save_and_exit_75(folder: Path, tmp_path: Path, tiny: dict[str, 
     while time.monotonic() < limit and not (metrics.exists() and metrics.stat().st_size > 2000):
         time.sleep(0.05)
     workers = children(process.pid)
+    began, limit = time.monotonic(), 2.5 * slowness()  # two seconds and a step
     os.kill(process.pid, number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == 75, error
+    assert time.monotonic() - began < limit
     assert "Traceback" not in error
     saved = int(checkpoint.found(tmp_path / "run" / "checkpoints")[0].name[5:14])
     last = [json.loads(line) for line in metrics.read_text().splitlines() if "loss" in line][-1]
