@@ -97,18 +97,21 @@ LEGAL = [
 
 def test_names_of_every_legal_character(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Breaks if an odd name is lost, split or refused anywhere between the folder and the files of a run."""
-    odd = [bytes([b]) for b in range(1, 256) if bytes([b]) not in b"/."] + [name.encode() for name in LEGAL]
+    every = bytes(b for b in range(1, 256) if b != ord("/"))
+    odd = [every[i : i + 20] for i in range(0, len(every), 20)] + [name.encode() for name in LEGAL]
     root = os.fsencode(tmp_path / "odd")
     os.mkdir(root)
     for number, name in enumerate(odd):
         Image.new("RGB", (8, 8), (number % 256, 0, 0)).save(tmp_path / "one.png")
         shutil.copy(tmp_path / "one.png", os.path.join(root, b"a" + name + b".png"))
-    run = byol.pretrain(tmp_path / "odd", tmp_path / "run", "cifar10-cpu", tiny | {"optim.batch": 64})
+    run = byol.pretrain(
+        tmp_path / "odd", tmp_path / "run", "cifar10-cpu", tiny | {"optim.batch": 16, "optim.epochs": 1}
+    )
     assert run.plan.images == len(odd)
     features, names = byol.embed(run.out, tmp_path / "odd")
     assert len(set(names)) == len(features) == len(odd)
     neighbours = json.loads((run.out / "neighbours.json").read_text())
-    assert len(neighbours["names"]) == min(len(odd), 200)
+    assert len(neighbours["names"]) == len(odd)
 
 
 def test_odd_settings_of_the_loader_give_the_same_batches(folder: Path, tiny: dict[str, Any]) -> None:
@@ -137,7 +140,7 @@ def resident() -> float:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if steps, looks or saves keep memory, files or processes (G20)."""
-    steps, looks = (10_000, 50) if LONG else (160, 10)
+    steps, looks = (10_000, 50) if LONG else (120, 10)
     images = write_images(tmp_path / "square", 8, sides=(40,))
     seen: list[tuple[float, tuple[int, int]]] = []
     real = pretraining.save

@@ -112,6 +112,7 @@ def _child(request: dict[str, Any]) -> None:
 def _main() -> None:
     import torch._dynamo  # noqa: F401 (loaded by the first optimizer)
 
+    import byol.cli
     import byol.data.sharding
     import byol.doctor
     import byol.evaluation
