@@ -212,3 +212,15 @@ def test_nothing_is_left_of_a_start_that_failed(tmp_path: Path) -> None:
             pass
         assert (out / ".lock").exists()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_overflow_is_76_from_the_command_line(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], zygote: Zygote, precision: str
+) -> None:
+    """Breaks if a loss beyond the largest number is not called so with its step (G4, G14)."""
+    huge = tiny | {"objective.scale": 1e39, "run.precision": precision}
+    code, said = zygote.run(*pretrain(folder, tmp_path / "run", huge))
+    assert code == 76, said
+    assert "at step 0 the loss is" in said.splitlines()[-1]
+    assert len(records.read_json(tmp_path / "run" / "diverged.json")[0]["images"]) == 8
