@@ -153,7 +153,7 @@ def test_kills_of_a_table(tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) 
     finished: dict[str, int] = {}
     for _ in range(max(10, KILLS // 3)):
         pid = zygote.start(*command(plan, tiny)[3:])
-        time.sleep(chance.uniform(0, whole / 3))
+        time.sleep(chance.uniform(0, whole / 8))
         if not zygote.ended(pid):
             os.kill(pid, signal.SIGKILL)
             kills += 1

@@ -23,7 +23,7 @@ from byol import checkpoint, data, pretraining
 from byol.config import Config, apply, resolve
 from byol.data import loader
 from byol.data.source import Source
-from tests.conftest import LONG, write_images
+from tests.conftest import KILLS, LONG, write_images
 from tests.test_pretraining import children
 from tests.zygote import Zygote
 
@@ -140,7 +140,7 @@ def resident() -> float:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if steps, looks or saves keep memory, files or processes (G20)."""
-    steps, looks = (10_000, 50) if LONG else (120, 10)
+    steps, looks = (200 * KILLS, 50) if LONG else (120, 10)
     images = write_images(tmp_path / "square", 8, sides=(40,))
     seen: list[tuple[float, tuple[int, int]]] = []
     real = pretraining.save

@@ -148,13 +148,13 @@ def test_ctrl_c_is_answered_within_two_seconds(verb: str, trained: Path, tmp_pat
         time.sleep(chance.uniform(0.3, 3.0))
         if zygote.ended(pid):
             continue
-        limit, began = 2 * slowness(), time.monotonic()
+        before, began = slowness(), time.monotonic()
         os.kill(pid, signal.SIGINT)
         code, said = zygote.wait(pid)
         answered.append(time.monotonic() - began)
         assert code == 75, said
         assert "Traceback" not in said
-        assert answered[-1] < limit, f"{answered[-1]:.1f} s"
+        assert answered[-1] < 2 * max(before, slowness()), f"{answered[-1]:.1f} s"
     assert answered, "it ended before it could be interrupted"
     print(f"byol {verb}: {len(answered)} answers, the slowest after {max(answered):.2f} s")
 
