@@ -120,6 +120,8 @@ class Setup:
         self.record_of_run.setdefault("sessions", []).append(session)
         if verdict:
             self.record_of_run["verdict"] = verdict._asdict()
+        if distributed.rank() == 0:
+            records.require_there(self.out)
         self.write(status)
 
 
