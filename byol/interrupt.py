@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +15,10 @@ from typing import Any
 
 from byol.errors import Interrupted
 
-_state = {"requested": False, "deferred": False}
+_state = {"requested": False, "deferred": False, "raised": False}
 _asked = {"at": 0.0}
 NOTHING_LOST = "Interrupted before anything was at stake; start the same command again."
+AGAIN_SECONDS = 0.5
 ECHO_SECONDS = 2.0  # torchrun passes on the Ctrl-C that its processes have had from the terminal already
 
 
@@ -26,16 +29,30 @@ def requested() -> bool:
 
 def handle(number: int, frame: FrameType | None) -> None:
     """The answer to a signal."""
-    if _state["deferred"]:
+    on_its_way = isinstance(sys.exc_info()[1], Interrupted)  # something is being cleaned up
+    if _state["deferred"] or on_its_way:
         echo = "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _asked["at"] < ECHO_SECONDS
-        if _state["requested"] and number == signal.SIGINT and not echo:
+        if (_state["requested"] or on_its_way) and number == signal.SIGINT and not echo:
             os._exit(130)  # a second Ctrl-C means now
+    if _state["deferred"]:
         _state["requested"], _asked["at"] = True, time.monotonic()
         return
     if _importing(frame):
         os.write(2, f"byol: {NOTHING_LOST}\n".encode())
         os._exit(Interrupted.exit_code)
-    raise Interrupted(NOTHING_LOST)
+    _state["raised"], _asked["at"] = True, time.monotonic()
+    again = threading.Timer(AGAIN_SECONDS, _come_again)
+    again.daemon = True
+    again.start()
+    if not on_its_way:
+        raise Interrupted(NOTHING_LOST)
+
+
+def _come_again() -> None:
+    """What comes up in a callback of Python's own, such as that of a fork, is printed and forgotten: so it comes up
+    again until it has reached `handled`."""
+    if _state["raised"]:
+        _thread.interrupt_main(signal.SIGTERM)
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -47,6 +64,12 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
+def _forgotten(what: Any) -> None:
+    """Says nothing of an answer that Python forgot, as it comes again."""
+    if not isinstance(what.exc_value, Interrupted):
+        sys.__unraisablehook__(what)
+
+
 @contextmanager
 def handled() -> Iterator[None]:
     """Both signals become `Interrupted`, or a request while `deferred`; outside the main thread nothing changes."""
@@ -54,9 +77,11 @@ def handled() -> Iterator[None]:
         yield
         return
     before: dict[int, Any] = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    hook, sys.unraisablehook = sys.unraisablehook, _forgotten
     try:
         yield
     finally:
+        _state["raised"], sys.unraisablehook = False, hook
         for number, handler in before.items():
             signal.signal(number, handler)
 
