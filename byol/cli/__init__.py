@@ -11,6 +11,8 @@ from byol.cli import cluster, help, images, pages, scoring, shards, training, we
 from byol.cli.app import app
 from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
 
+KILLED = "DataLoader worker"  # torch notices it by a signal, so it may come up anywhere
+
 
 def _explain(error: CycloptsError) -> str:
     """The sentence of a wrong flag, with the nearest ones that exist."""
@@ -27,6 +29,11 @@ def _unexpected(error: Exception) -> str:
     text = (str(error).strip() or "no message").splitlines()[0][:300]
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
         return f"Out of memory ({text}). Raise optim.accumulate, or lower optim.batch or data.resolution."
+    if text.startswith(KILLED):
+        return (
+            "A loader process was killed, as happens when memory runs out. The same command continues; "
+            "--data.workers 0 or --data.prefetch 1 need less."
+        )
     return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
 
 
@@ -59,7 +66,7 @@ def main() -> None:
         if debug:
             raise
         _say(_unexpected(error))
-        code = 1
+        code = Lost.exit_code if str(error).startswith(KILLED) else 1
     sys.exit(code)
 
 

@@ -26,7 +26,7 @@ from byol import distributed, views
 from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
-from byol.errors import BadData, ByolError, DiskError, Lost, UsageError
+from byol.errors import BadData, ByolError, DiskError, UsageError
 from byol.progress import bar, say
 
 T = TypeVar("T")
@@ -313,13 +313,6 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
     except ByolError as error:  # torch puts the worker's traceback before the sentence
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
-            raise
-        raise Lost(
-            "A loader process was killed, as happens when memory or shared memory runs out. The same command "
-            "continues; --data.workers 0 or --data.prefetch 1 need less."
-        ) from None
     finally:
         if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
             items._shutdown_workers()  # type: ignore[attr-defined]
