@@ -19,6 +19,7 @@ _state = {"requested": False, "deferred": False, "raised": False}
 _asked = {"at": 0.0}
 NOTHING_LOST = "Interrupted before anything was at stake; start the same command again."
 AGAIN_SECONDS = 0.5
+PATIENCE_SECONDS = 1.4  # for what is cleaned up on the way
 ECHO_SECONDS = 2.0  # torchrun passes on the Ctrl-C that its processes have had from the terminal already
 
 
@@ -38,14 +39,22 @@ def handle(number: int, frame: FrameType | None) -> None:
         _state["requested"], _asked["at"] = True, time.monotonic()
         return
     if _importing(frame):
-        os.write(2, f"byol: {NOTHING_LOST}\n".encode())
-        os._exit(Interrupted.exit_code)
-    _state["raised"], _asked["at"] = True, time.monotonic()
+        _end_now()
+    if on_its_way and time.monotonic() - _asked["at"] > PATIENCE_SECONDS:
+        _end_now()  # it came up where a lock was held, and that is waited for
+    if not on_its_way:
+        _asked["at"] = time.monotonic()
+    _state["raised"] = True
     again = threading.Timer(AGAIN_SECONDS, _come_again)
     again.daemon = True
     again.start()
     if not on_its_way:
         raise Interrupted(NOTHING_LOST)
+
+
+def _end_now() -> None:
+    os.write(2, f"byol: {NOTHING_LOST}\n".encode())
+    os._exit(Interrupted.exit_code)
 
 
 def _come_again() -> None:

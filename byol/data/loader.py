@@ -12,8 +12,9 @@ import hashlib
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -191,11 +192,15 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
 
 def in_threads(function: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:
     """What the function gives for each, in order, by a thread a core; after an error or Ctrl-C no more are begun."""
-    pool = ThreadPoolExecutor(os.cpu_count())
-    try:
-        yield from pool.map(function, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    threads = os.cpu_count() or 1
+    waiting = deque[Future[T]]()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 4 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def generator(*key: int | str) -> torch.Generator:
