@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
@@ -61,7 +60,7 @@ def _come_again() -> None:
     """What comes up in a callback of Python's own, such as that of a fork, is printed and forgotten: so it comes up
     again until it has reached `handled`."""
     if _state["raised"]:
-        _thread.interrupt_main(signal.SIGTERM)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _importing(frame: FrameType | None) -> bool:
