@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from byol.cli.app import TRAIN, ConfigFlags, app, given_values
 from byol.errors import UsageError, process_number
-from byol.records import only_writer, refuse_foreign, run_place
 
 
 @app.command(group=TRAIN)
@@ -45,6 +44,8 @@ def pretrain(
     """
     overrides = given_values(given) if given else {}
     _check(data, preset, config, overrides)
+    from byol.records import run_place
+
     place = run_place(data, out, preset)
     with _claimed(place, overwrite):
         from byol.pretraining import pretrain as run
@@ -58,6 +59,8 @@ def _claimed(place: Path, overwrite: bool) -> Iterator[None]:
     if process_number():
         yield  # the first process of a job holds it for all
         return
+    from byol.records import only_writer, refuse_foreign
+
     if not overwrite:
         refuse_foreign(place)
     with only_writer(place):
