@@ -1,5 +1,20 @@
-"""`python -m byol` is the command line."""
+"""`byol` and `python -m byol`: signals are answered first, then the command line is loaded."""
 
-from byol.cli import main
+import sys
 
-main()
+from byol import interrupt
+from byol.errors import Interrupted
+
+
+def main() -> None:
+    with interrupt.handled():
+        try:
+            from byol.cli import main as run
+        except Interrupted as error:
+            print(f"byol: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        run()
+
+
+if __name__ == "__main__":
+    main()

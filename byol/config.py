@@ -179,6 +179,13 @@ class Runtime:
     monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
     monitor_images: int = option(1000, "images the monitor looks at", low=16)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
+    on_nan: Literal["stop", "skip"] = option(
+        "stop", "at a loss or gradient that is not finite; skip: leave that step out, at most run.max_skips times"
+    )
+    max_skips: int = option(3, "steps that run.on_nan=skip may leave out of a run", low=0)
+    deterministic: bool = option(
+        False, "on a GPU, only algorithms that give the same bits every time; the CPU's always do"
+    )
     recompute: bool = option(
         False,
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
@@ -261,6 +268,8 @@ def _check(config: Config, origin: str) -> None:
             f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
             f"optim.accumulate ({config.optim.accumulate})."
         )
+    if config.optim.batch == config.optim.accumulate:
+        raise UsageError(f"{origin}: batch normalization needs two images a pass: optim.batch / optim.accumulate is 1.")
     if config.objective.name == "info-nce" and config.objective.normalization != "l2":
         raise UsageError(
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from byol.errors import ByolError, Lost
+from byol.errors import ByolError, Interrupted, Lost
 
 T = TypeVar("T")
 
@@ -232,8 +232,8 @@ def _report(job: Job, error: BaseException) -> None:
     """The first error of a job is the one that all others end with."""
     if isinstance(error, Lost):
         return
-    text = str(error) if isinstance(error, ByolError) else f"{type(error).__name__}: {_brief(error)}"
-    code = error.exit_code if isinstance(error, ByolError) else 1
+    text = str(error) if isinstance(error, ByolError | Interrupted) else f"{type(error).__name__}: {_brief(error)}"
+    code = error.exit_code if isinstance(error, ByolError | Interrupted) else 1
     with suppress(RuntimeError):
         job.store.compare_set("error", "", json.dumps({"rank": job.seat.rank, "code": code, "text": text}))
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from byol import data, neighbours, presets, speed, views
 from byol.config import Config, View, read_yaml
 from byol.data.examine import BITS, Look, Looks
-from byol.data.loader import quiet_worker, worker_count
+from byol.data.loader import loaded, worker_count
 from byol.data.source import Source
 from byol.errors import BadData, UsageError
 from byol.progress import bar
@@ -72,24 +71,12 @@ def scan(source: Source, config: Config) -> list[Look]:
     """Every image looked at, in order, by loader workers."""
     looks = Looks(source, config.data.max_megapixels)
     workers = min(worker_count(config), len(looks) // 4)
-    loader: DataLoader[Any] = DataLoader(
-        looks,
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=quiet_worker if workers else None,
-        prefetch_factor=2 if workers else None,
-    )
     found: list[Look] = []
     with bar("Looking", len(source), "images") as shown:
-        for chunk in loader:
+        for chunk in loaded(looks, range(len(looks)), workers):
             found += chunk
             shown.advance(len(chunk))
     return found
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 def describe(source: Source, looks: Sequence[Look]) -> dict[str, Any]:

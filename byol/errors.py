@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -36,8 +37,11 @@ class DiskError(ByolError):
     exit_code = 74
 
 
-class Interrupted(ByolError):
-    """Stopped by Ctrl-C or SIGTERM; starting the same command again continues."""
+class Interrupted(BaseException):
+    """Stopped by Ctrl-C or SIGTERM; starting the same command again continues.
+
+    Not an `Exception`, as it may come up anywhere: who catches what a decoder throws must not take it for a bad image.
+    """
 
     exit_code = 75
 
@@ -57,6 +61,11 @@ class Diverged(ByolError):
     """The numbers are no longer usable: a loss or gradient is not finite."""
 
     exit_code = 76
+
+
+def process_number() -> int:
+    """Which process of a job this is by its surroundings, before anything is loaded that could tell better."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

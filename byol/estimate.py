@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from byol import distributed, records
+from byol import checkpoint, distributed, records
 from byol.algorithm import Pass, update
 from byol.data import loader
+from byol.errors import Diverged
 from byol.method import Method
 from byol.progress import duration, say
 from byol.rundir import Setup
 
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
+LOG_BYTES = 10_000_000  # and the small files
 
 
 def announce(setup: Setup, method: Method) -> None:
@@ -30,7 +33,9 @@ def announce(setup: Setup, method: Method) -> None:
         return
     if "plan" not in setup.record_of_run:
         setup.record_of_run |= {"plan": asdict(setup.plan), "estimate": cost, "plan_text": lines}
-    records.require_space(setup.out, 3 * cost["checkpoint_bytes"] + 10_000_000)
+    there = len(checkpoint.found(setup.checkpoints))
+    files = max(setup.config.run.keep + 1 - there, 1)  # the oldest goes when the newest is whole
+    records.require_space(setup.out, files * cost["checkpoint_bytes"] + LOG_BYTES, f"{files} checkpoints and the log")
     setup.write("running")
 
 
@@ -50,10 +55,14 @@ def measure_cost(method: Method, setup: Setup) -> dict[str, Any]:
         saved.append(tensor.numel() * tensor.element_size())
         return tensor
 
+    def once() -> None:
+        with suppress(Diverged):  # of noise, in a copy: that is for the run to find out
+            update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+
     with torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor):
-        update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+        once()
     began = time.perf_counter()
-    update(trial, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+    once()
     if place.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from byol.config import Config
 from byol.errors import UsageError
+from byol.progress import say
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
@@ -77,10 +78,17 @@ def fast_bf16(device: str) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def use(place: Machine) -> None:
-    """What holds for the whole process: threads, and on a CPU memory that is kept."""
+def use(place: Machine, deterministic: bool = False) -> None:
+    """What holds for the whole process: threads, algorithms, and on a CPU memory that is kept.
+
+    Sums are split by threads, so their last bits depend on the number.
+    """
     if torch.get_num_threads() != place.threads:
         torch.set_num_threads(place.threads)
+    if torch.get_num_threads() != place.threads:
+        found = torch.get_num_threads()
+        say(f"Only {found} of {place.threads} threads can be had here: the last bits of results will differ.")
+    _use_deterministic(deterministic)
     if place.device.type == "cpu":
         keep_memory()
 
@@ -94,6 +102,16 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def _use_deterministic(yes: bool) -> None:
+    """Which algorithms are taken on a GPU; cuBLAS wants to hear of it before it is first used."""
+    if yes:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    # Nothing of ours reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(yes)
 
 
 def memory(machine: Machine) -> float:
@@ -110,4 +128,5 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -30,7 +31,7 @@ CHUNK = 256
 class Verdict(NamedTuple):
     """One word for programs and one sentence for people."""
 
-    word: Literal["too early", "learning", "stalled", "collapsing"]
+    word: Literal["too early", "learning", "stalled", "collapsing", "collapsed data"]
     sentence: str
 
 
@@ -70,6 +71,8 @@ class Monitor:
         readable = images.read(chosen)
         if not readable:
             raise BadData(f"None of {len(chosen)} images of {images.source.name} can be read.")
+        # A digest each: a look must tell images that were the same from a network that makes them so.
+        self.distinct = len({hashlib.sha256(image.numpy().tobytes()).digest() for image in readable})
         self.views = self._draw_views(readable)
         self.bank = self.queries = None
         if images.source.labels is not None:
@@ -130,6 +133,7 @@ class Monitor:
             "norm_projection": length(z1),
             "retrieval": retrieval(z1, z2),
             "images": float(len(y1)),
+            "distinct": float(self.distinct),
         }
         if self.bank and self.queries:
             bank, _ = self._forward(method, self.bank[0])
@@ -152,6 +156,12 @@ def verdict(history: Sequence[Mapping[str, Any]], config: Config = Config()) -> 
     )
     if len(looks) == 1:
         return Verdict("too early", f"Too early to tell: {figures}.")
+    if last.get("distinct", 2) < 2:
+        return Verdict(
+            "collapsed data",
+            f"Collapsed data: all {last['images']:.0f} images looked at are one and the same, so there is nothing to "
+            "tell apart. Check what the folder holds.",
+        )
     fast_target = _fast_target(history, config)
     if _collapsed(first, last, fast_target):
         cause = _cause(fast_target, config)

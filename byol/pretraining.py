@@ -35,7 +35,7 @@ from byol.config import Config, Plan
 from byol.data import loader
 from byol.errors import ByolError, DiskError, Diverged, Interrupted
 from byol.progress import bar, say, silent
-from byol.rundir import Request, Setup, open_run
+from byol.rundir import DIVERGED, Request, Setup, open_run
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ def _run(setup: Setup) -> Run:
         last = checkpoint.found(setup.checkpoints)
         good = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was written yet"
         raise Diverged(f"Training diverged: {error}; {good}. A lower optim.lr is the first thing to try.") from None
-    except ByolError:
-        setup.finish("interrupted")
+    except (ByolError, Interrupted):
+        with contextlib.suppress(DiskError):  # what was wrong with the disk is said already
+            setup.finish("interrupted")
         raise
     finally:
         metrics.close()
@@ -147,14 +148,13 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau = target_decay(k, config, plan)
             torch.manual_seed(config.run.seed + k + (distributed.rank() << 40))  # for encoders with dropout
-            try:
+            with guarded(k, model, setup):
                 step = update(model, optimizer, augmented(passes, setup), lr=lr, tau=tau, machine=place)
-            except Diverged as error:
-                raise Diverged(f"at step {k} {error}") from None
+                if k % config.run.log_every == 0 or k + 1 == plan.steps:
+                    watch.metrics.add(setup.record(k, step, lr, tau))
+                shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
+            shown.advance()
             done = k + 1
-            if k % config.run.log_every == 0 or done == plan.steps:
-                watch.metrics.add(setup.record(k, step, lr, tau))
-            shown.advance(text=f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}")
             now = State(model, optimizer, done)
             if done % plan.monitor_steps == 0 or done == plan.steps or done == 1:
                 distributed.from_first(partial(look, now, setup, watch))
@@ -166,6 +166,24 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 saved = time.monotonic()
             if stop and done < plan.steps:
                 raise Interrupted(f"Interrupted after step {done} of {plan.steps}, saved; the same command continues.")
+
+
+@contextlib.contextmanager
+def guarded(k: int, model: method.Method, setup: Setup) -> Iterator[None]:
+    """Around step k: if its numbers are not finite, its images are written down, and it is left out where that is
+    allowed. The weights never saw it; the statistics of its batch norms did, so they are put back."""
+    skip = setup.config.run.on_nan == "skip"
+    before = [buffer.clone() for buffer in model.buffers()] if skip else []
+    try:
+        yield
+    except Diverged as error:
+        count = distributed.from_first(partial(setup.note_diverged, k, str(error)))
+        if not skip or count > setup.config.run.max_skips:
+            allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
+            raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}") from None
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
+        say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
 
 
 def target_decay(k: int, config: Config, plan: Plan) -> float:
@@ -192,6 +210,7 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
 
 
 def save(state: State, setup: Setup, slots_of: dict[Tensor, dict[str, Any]]) -> None:
+    records.require_there(setup.out)
     setup.collect_bad()
     checkpoint.save(setup.checkpoints, state, setup.config.run.keep, slots_of)
 
@@ -200,6 +219,7 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     """Measures the representation, keeps the encoder of this moment, and says so when it collapses."""
     assert watch.monitor
     assert watch.moments
+    records.require_there(setup.out)
     record = watch.monitor.look(state.method)
     watch.metrics.add({"step": state.step - 1, **record})
     watch.moments.keep(state.method, state.step - 1)

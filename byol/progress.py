@@ -23,6 +23,7 @@ class Bar:
         self.title, self.total, self.unit = title, total, unit
         self.done, self.first, self.units_each = done, done, units_each
         self.started = self.printed = time.monotonic()
+        self.text = ""
         self.rich: Progress | None = None
         if sys.stderr.isatty() and not _silent:
             self.rich = Progress(
@@ -46,7 +47,7 @@ class Bar:
 
     def advance(self, count: int = 1, text: str = "") -> None:
         self.done += count
-        line = f"{self.rate:,.0f} {self.unit}/s {text}".rstrip()
+        line = f"{self.rate:,.0f} {self.unit}/s {text or self.text}".rstrip()
         if self.rich:
             self.rich.update(self.task, advance=count, text=line)
         elif time.monotonic() - self.printed > PLAIN_SECONDS:

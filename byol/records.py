@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from byol.errors import DiskError, OutputBusy, UsageError
+
+LOCK, HOLDER = ".lock", ".holder"
+_held: set[Path] = set()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -127,25 +132,68 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def run_place(data: str | Path, out: str | Path | None, preset: str) -> Path:
+    """The run directory: as given, or named after data and preset."""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
+    return Path(out) if out else Path("runs") / f"{name}-{preset}"
+
+
+def refuse_foreign(out: Path) -> None:
+    """A directory with anything in it but a run is somebody else's."""
+    try:
+        visible = out.is_dir() and [p for p in out.iterdir() if not p.name.startswith(".")]
+        foreign = out.exists() and not (out.is_dir() and ((out / "run.json").exists() or not visible))
+    except OSError:
+        foreign = False
+    if foreign:
+        raise OutputBusy(f"{out} exists and is not a run of byol. Choose another --out.")
+
+
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Holds the run directory: a second process is refused by name; the lock dies with its holder."""
+    """Holds the run directory: a second process is refused by name; the lock dies with its holder, who may ask twice.
+
+    What was made for nothing is removed.
+    """
+    place = out.absolute()
+    if place in _held:
+        yield
+        return
+    made = [path for path in (out, *out.parents) if not path.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / ".lock", timeout=0)
+        lock = FileLock(out / LOCK, timeout=0)
         lock.acquire()
     except Timeout:
-        holder = ""
-        with suppress(OSError):
-            holder = f" (process {(out / '.holder').read_text().strip()})"
-        raise OutputBusy(f"{out} is being written by another process{holder}. Choose another --out.") from None
+        raise OutputBusy(f"{out} is being written by another process{_holder(out)}. Choose another --out.") from None
     except OSError as error:
         raise DiskError(f"Cannot write to {out}: {error.strerror}.") from None
+    _held.add(place)
     try:
-        write_atomically(out / ".holder", f"{os.getpid()}\n".encode())
+        write_atomically(out / HOLDER, f"{os.getpid()} {socket.gethostname()}\n".encode())
         yield
     finally:
+        _held.discard(place)
+        with suppress(OSError):
+            if made and {path.name for path in out.iterdir()} <= {LOCK, HOLDER}:
+                (out / HOLDER).unlink(missing_ok=True)
+                (out / LOCK).unlink()
+                for path in made:
+                    path.rmdir()
         lock.release()
+
+
+def _holder(out: Path) -> str:
+    """Who has the lock; it writes its number down right after, so an old one may be there for a moment."""
+    for _ in range(20):
+        with suppress(OSError, ValueError):
+            number, host = (out / HOLDER).read_text().split()
+            if host != socket.gethostname():
+                return f" (process {number} on {host})"
+            os.kill(int(number), 0)
+            return f" (process {number})"
+        time.sleep(0.05)
+    return ""
 
 
 def require_space(out: Path, needed: int, what: str = "checkpoints") -> None:
@@ -153,3 +201,9 @@ def require_space(out: Path, needed: int, what: str = "checkpoints") -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise DiskError(f"Not enough space in {out}: {what} need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free.")
+
+
+def require_there(out: Path) -> None:
+    """A run directory that was removed or renamed is not made again in silence, without its beginning."""
+    if not (out / "run.json").exists():
+        raise DiskError(f"{out} was removed or renamed, or its disk is gone, while the run wrote there.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from byol import data, distributed, machine, monitor, objectives, presets, records
 from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
@@ -22,6 +23,13 @@ from byol.data.source import Source
 from byol.errors import BadData, OutputBusy, UsageError
 from byol.machine import Machine
 from byol.networks import check_encoder
+from byol.progress import say
+
+DIVERGED = "diverged.json"
+WRITTEN = (
+    *("run.json", "metrics.jsonl", "skipped.txt", DIVERGED, "encoder.safetensors"),
+    *("neighbours.json", "report.html"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,7 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
-        name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
-        place = Path(out) if out else Path("runs") / f"{name}-{preset}"
+        place = records.run_place(data, out, preset)
         values = {**in_file, **overrides}
         return cls(str(data), place, preset, values, str(config_file or ""), config.run.timeout, config.run.device)
 
@@ -89,6 +96,18 @@ class Setup:
         for note in distributed.posted():
             self.bad.add([Bad(*pair) for pair in note])
 
+    def note_diverged(self, k: int, reason: str) -> int:
+        """Writes down which images step k was computed from; how many steps were not finite so far, it among them."""
+        path = self.out / DIVERGED
+        known = records.read_json(path) if path.exists() else []
+        positions = loader.batch_positions(
+            self.config.run.seed, k, self.plan.batch, len(self.images.train), self.images.blocks
+        )
+        names = [self.images.source.describe(int(index)) for index in self.images.train[positions]]
+        known = [one for one in known if one["step"] < k] + [{"step": k, "reason": reason, "images": names}]
+        records.write_json(path, known)
+        return len(known)
+
     def write(self, status: str) -> None:
         """Of several processes, only the first one writes, here and everywhere."""
         if distributed.rank() == 0:
@@ -101,6 +120,8 @@ class Setup:
         self.record_of_run.setdefault("sessions", []).append(session)
         if verdict:
             self.record_of_run["verdict"] = verdict._asdict()
+        if distributed.rank() == 0:
+            records.require_there(self.out)
         self.write(status)
 
 
@@ -111,17 +132,19 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
         yield _follow(request)
         return
     if not overwrite:
-        _refuse_foreign(request.out)
+        records.refuse_foreign(request.out)
     source = data.open_source(request.data, _first_config(request, _stored(request, overwrite)).data)
     with records.only_writer(request.out):
         if overwrite:
             _clear(request.out)
         stored = _stored(request, overwrite)
         config, reasons, place = _choose(request, source, stored)
+        here = {**machine.versions(), "threads": str(torch.get_num_threads())}
         distributed.from_first(lambda: {"config": flatten(config), "machine": asdict(place)})
         images, plan = _prepare(source, config, place)
         if stored:
             _refuse_changed(request.out, stored, config, images)
+            _tell_differences(stored, here)
         record = stored or _new_record(request, config, reasons, place, images)
         record |= {"config": flatten(config), "machine": asdict(place), "processes": distributed.world()}
         report = lambda bad: _write_skipped(request.out, bad)
@@ -144,13 +167,17 @@ def _follow(request: Request) -> Setup:
 
 
 def _prepare(source: Source, config: Config, place: Machine) -> tuple[Images, Plan]:
-    machine.use(place)
+    machine.use(place, config.run.deterministic)
     images = loader.prepare(source, config)
     plan = resolve(config, len(images.train), len(images.held_out))
     if plan.micro_batch % distributed.world():
         raise UsageError(
             f"{plan.micro_batch} images a pass (optim.batch / optim.accumulate) cannot be shared by "
             f"{distributed.world()} processes: it must be a multiple of them."
+        )
+    if plan.micro_batch == distributed.world() > 1 == config.network.norm_group:
+        raise UsageError(
+            "Each process has one image a pass, and with network.norm_group 1 its own batch statistics: they need two."
         )
     return images, plan
 
@@ -218,22 +245,9 @@ def facts(images: int, sides: Sequence[int], config: Config) -> presets.Facts:
     )
 
 
-def _refuse_foreign(out: Path) -> None:
-    try:
-        foreign = out.exists() and not (out.is_dir() and ((out / "run.json").exists() or not _visible(out)))
-    except OSError:
-        foreign = False
-    if foreign:
-        raise OutputBusy(f"{out} exists and is not a run of byol. Choose another --out.")
-
-
-def _visible(out: Path) -> list[Path]:
-    return [p for p in out.iterdir() if not p.name.startswith(".")]
-
-
 def _clear(out: Path) -> None:
     """Only what a run writes: --overwrite never deletes a stranger's file."""
-    for name in ("run.json", "metrics.jsonl", "skipped.txt", "encoder.safetensors", "neighbours.json", "report.html"):
+    for name in WRITTEN:
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
 
@@ -251,6 +265,17 @@ def _refuse_changed(out: Path, stored: Mapping[str, Any], config: Config, images
             f"{out} holds another run ({'; '.join(changes[:8])}{'; …' if len(changes) > 8 else ''}). "
             "Choose another --out, or --overwrite to start again."
         )
+
+
+def _tell_differences(stored: Mapping[str, Any], here: Mapping[str, str]) -> None:
+    """What a run may owe another last bit to, where it goes on in other surroundings than it began in."""
+    began = {**stored["versions"], "threads": str(stored["machine"]["threads"])}
+    names = [n for n in here if n not in ("byol", "cores", "threads") and began.get(n, here[n]) != here[n]]
+    if names:
+        changes = ", ".join(f"{n} {began[n]} → {here[n]}" for n in names)
+        say(f"Not as when the run began: {changes}. The last bits of its results may differ.")
+    if began["threads"] != here["threads"] and stored.get("processes", 1) == distributed.world():
+        say(f"The run began with {began['threads']} threads, so it keeps them; here {here['threads']} are usual.")
 
 
 def _new_record(request: Request, config: Config, reasons: list[str], place: Machine, images: Images) -> dict[str, Any]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.zygote import Zygote
+
+# `make chaos` raises this; the default keeps the test run short.
+KILLS = int(os.environ.get("BYOL_KILLS", "4"))
+LONG = KILLS >= 10
 
 TINY = {
     "data.resolution": 32,
@@ -49,3 +57,11 @@ def write_images(root: Path, count: int, classes: int = 2, sides: tuple[int, ...
 def folder(tmp_path: Path) -> Path:
     """24 JPEG images of two classes."""
     return write_images(tmp_path / "images", 24)
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Commands that begin at once."""
+    found = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield found
+    found.close()

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import byol
+from byol import monitor
+from tests.conftest import LONG
 
 SETTINGS = {
     "data.resolution": 32,
@@ -26,6 +28,15 @@ SETTINGS = {
     "run.precision": "float32",
     "run.monitor_images": 128,
 }
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes: BYOL_KILLS=10 or more")
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_no_false_alarms(tmp_path: Path, seed: int) -> None:
+    """Breaks if a healthy run is called collapsing at any of its looks (G15)."""
+    run = byol.pretrain("scenes:1600", tmp_path / "run", "cifar10-cpu", SETTINGS | {"run.seed": seed})
+    for count in range(1, len(run.metrics) + 1):
+        assert monitor.verdict(run.metrics[:count], run.config).word != "collapsing"
 
 
 @pytest.mark.parametrize(

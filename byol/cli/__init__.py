@@ -10,7 +10,9 @@ from cyclopts.exceptions import CycloptsError, UnknownOptionError
 from byol import interrupt
 from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
-from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest
+from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
+
+KILLED = "DataLoader worker"  # torch notices it by a signal, so it may come up anywhere
 
 
 def _explain(error: CycloptsError) -> str:
@@ -28,12 +30,17 @@ def _unexpected(error: Exception) -> str:
     text = (str(error).strip() or "no message").splitlines()[0][:300]
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
         return f"Out of memory ({text}). Raise optim.accumulate, or lower optim.batch or data.resolution."
+    if text.startswith(KILLED):
+        return (
+            "A loader process was killed, as happens when memory runs out. The same command continues; "
+            "--data.workers 0 or --data.prefetch 1 need less."
+        )
     return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
 
 
 def _say(error: object) -> None:
     """What every process of a job finds alike is said once."""
-    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    rank = process_number()
     if rank == (error.said_by if isinstance(error, Lost) else 0):
         print(f"byol: {error}", file=sys.stderr)
     elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):
@@ -53,7 +60,7 @@ def main() -> None:
     except CycloptsError as error:
         _say(UsageError(_explain(error)))
         code = 2
-    except ByolError as error:
+    except (ByolError, Interrupted) as error:
         if debug and not isinstance(error, Interrupted | Lost):
             raise
         _say(error)
@@ -62,7 +69,7 @@ def main() -> None:
         if debug:
             raise
         _say(_unexpected(error))
-        code = 1
+        code = Lost.exit_code if str(error).startswith(KILLED) else 1
     sys.exit(code)
 
 

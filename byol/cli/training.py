@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from byol.cli.app import TRAIN, ConfigFlags, app, given_values
-from byol.errors import UsageError
+from byol.errors import UsageError, process_number
 
 
 @app.command(group=TRAIN)
@@ -43,13 +45,31 @@ def pretrain(
     """
     overrides = given_values(given) if given else {}
     _check(data, preset, config, overrides)
-    from byol.distributed import seat
-    from byol.pretraining import pretrain as run
-    from byol.progress import say
+    from byol.records import run_place
 
-    done = run(data, out, preset, overrides, config_file=config, overwrite=overwrite)
-    if seat().rank == 0:
-        say(f"Next: {shlex.join(['byol', 'report', str(done.out)])}")
+    place = run_place(data, out, preset)
+    with _claimed(place, overwrite):
+        from byol.pretraining import pretrain as run
+
+        run(data, place, preset, overrides, config_file=config, overwrite=overwrite)
+    if not process_number():
+        from byol.progress import say
+
+        say(f"Next: {shlex.join(['byol', 'report', str(place)])}")
+
+
+@contextmanager
+def _claimed(place: Path, overwrite: bool) -> Iterator[None]:
+    """The run directory, held before torch is loaded: who comes second hears of it at once."""
+    if process_number():
+        yield  # the first process of a job holds it for all
+        return
+    from byol.records import only_writer, refuse_foreign
+
+    if not overwrite:
+        refuse_foreign(place)
+    with only_writer(place):
+        yield
 
 
 def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:

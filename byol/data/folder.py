@@ -183,12 +183,13 @@ def _kind(entry: os.DirEntry[bytes]) -> str:
 
 def _labels(found: list[bytes]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """int64 class of each path and the class names, from the first folder level."""
-    tops = [path.partition(b"/") for path in found]
-    names = sorted({top for top, slash, _ in tops if slash})
-    if len(names) < 2 or not all(slash for _, slash, _ in tops):
+    if not all(b"/" in path for path in found):
+        return None, ()
+    names = sorted({path.partition(b"/")[0] for path in found})
+    if len(names) < 2:
         return None, ()
     number = {name: i for i, name in enumerate(names)}
-    labels = np.fromiter((number[top] for top, _, _ in tops), np.int64, len(tops))
+    labels = np.fromiter((number[path.partition(b"/")[0]] for path in found), np.int64, len(found))
     return labels, tuple(map(printable, names))
 
 

@@ -6,25 +6,28 @@ middle, give the same batches.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from byol import distributed, views
 from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
-from byol.errors import BadData, ByolError, UsageError
+from byol.errors import BadData, ByolError, DiskError, UsageError
 from byol.progress import bar, name_left_out
 
 T = TypeVar("T")
@@ -33,6 +36,10 @@ MEMORY_SHARE = 0.25
 MOST_HELD_OUT = 1000
 BAD_ALLOWED = 10  # so that two bad files do not stop a folder of fifty
 SUBSTITUTES = 50
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+# How long torch waits for each worker to finish its batch before it ends it: five seconds are too long for a Ctrl-C.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
 
 
 class Bad(NamedTuple):
@@ -167,8 +174,8 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
         except BadImage as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar("Reading", len(indices), "images") as shown:
-        for index, result in zip(indices, pool.map(attempt, indices.tolist()), strict=True):
+    with bar("Reading", len(indices), "images") as shown:
+        for index, result in zip(indices, in_threads(attempt, indices.tolist()), strict=True):
             if isinstance(result, BadImage):
                 bad.append(Bad(source.describe(int(index)), str(result)))
             else:
@@ -184,6 +191,19 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
     pixels = torch.stack(images)
     images.clear()
     return replace(held, read=pixels.__getitem__), kept, pixels, bad
+
+
+def in_threads(function: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:
+    """What the function gives for each, in order, by a thread a core; after an error or Ctrl-C no more are begun."""
+    threads = os.cpu_count() or 1
+    waiting = deque[Future[T]]()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 4 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def generator(*key: int | str) -> torch.Generator:
@@ -212,7 +232,7 @@ def batch_positions(seed: int, step: int, batch: int, count: int, blocks: Blocks
     )
 
 
-class Stream(torch.utils.data.Dataset[Crops]):
+class Stream(Dataset[Crops]):
     """Item k is this process's slice of the k-th forward pass, read and cropped one by one; a pure function of k."""
 
     def __init__(self, images: Images, config: Config, plan: Plan, count: int) -> None:
@@ -281,7 +301,7 @@ def batches(
             )
             yield Crops(crops, draws, _labels(images, indices), [])
         return
-    yield from _streamed(stream, passes, worker_count(config), config.data.prefetch)
+    yield from loaded(stream, passes, worker_count(config), config.data.prefetch)
 
 
 def worker_count(config: Config) -> int:
@@ -290,36 +310,61 @@ def worker_count(config: Config) -> int:
     return config.data.workers if config.data.workers >= 0 else max(1, cores // distributed.local_world())
 
 
-def _streamed(stream: Stream, passes: range, workers: int, prefetch: int) -> Iterator[Crops]:
-    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": quiet_worker} if workers else {}
-    if workers:
-        options["prefetch_factor"] = prefetch
-    yield from told(DataLoader(stream, batch_size=None, sampler=passes, **options))
-
-
-def told(loader: DataLoader[T]) -> Iterator[T]:
-    """What the loader gives; torch hands on a worker's error with its traceback for a message, of which only the last
-    line is the sentence."""
-    items = iter(loader)
+def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: int = 2) -> Generator[T, None, None]:
+    """The items in this order, made by so many worker processes; a worker's error is one sentence."""
+    options: dict[str, Any] = {"worker_init_fn": _begin_worker, "prefetch_factor": prefetch} if workers else {}
+    items = iter(
+        DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, collate_fn=_handed_over, **options)
+    )
     try:
         yield from items
-    except ByolError as error:
+    except ByolError as error:  # torch puts the worker's traceback before the sentence
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
     finally:
-        if loader.num_workers:
+        if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
             items._shutdown_workers()  # type: ignore[attr-defined]
             for worker in items._workers:  # type: ignore[attr-defined]
                 worker.kill()  # one that hangs, and does not hear torch's SIGTERM
 
 
-def quiet_worker(_: int) -> None:
+def _begin_worker(_: int) -> None:
     """Ctrl-C reaches the whole process group, and a cluster's SIGTERM and SIGUSR2 every process of a job.
 
     Only the main process answers them: it needs its workers for the step that it finishes, and then ends them.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    sys.excepthook = lambda *_: None  # of the thread that hands images over, to whom the end of the run is an error
+    if sys.platform == "linux":  # a worker shares the lock on the run directory, so it must not outlive a killed run
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _handed_over(item: T) -> T:
+    """The item with its tensors in shared memory. Torch would move them in a thread of the worker, whose error nobody
+    sees while the main process waits for ever."""
+    if get_worker_info() is None:
+        return item
+    try:
+        for tensor in _tensors(item):
+            tensor.share_memory_()
+    except (RuntimeError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DiskError(
+            f"A loader process cannot hand its images over in shared memory ({reason[:200]}). Free /dev/shm or raise "
+            "its limits, or use --data.workers 0, which needs none."
+        ) from None
+    return item
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        yield from _tensors(tuple(item.values()))
+    elif isinstance(item, list | tuple):
+        for part in item:
+            yield from _tensors(part)
 
 
 class BadList:

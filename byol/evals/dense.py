@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,14 +13,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from byol import optim, pictures, schedules, views
 from byol.config import Config
 from byol.data.dense import DenseTask, Sample, Samples, joined
-from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits, quiet_worker, worker_count
+from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits, in_threads, loaded, worker_count
 from byol.data.source import BadImage
-from byol.errors import BadData, ByolError, Diverged
+from byol.errors import BadData, Diverged
 from byol.evals.encoder import Encoder
 from byol.evals.sweep import Ledger, Session, Setting, Trial, best, cut, timed_first, tried
 from byol.progress import bar, say
@@ -159,34 +156,20 @@ def _measured(
     return each, (time.monotonic() - began) * len(held) / len(few)
 
 
-class _Stream(torch.utils.data.Dataset[Any]):
-    """Item k is the batch of step k; an error of ours is handed over, since a worker would wrap it in a traceback."""
+class _Stream(torch.utils.data.Dataset[B]):
+    """Item k is the batch of step k."""
 
     def __init__(self, work: Work[T, B], part: Samples[T], recipe: Recipe) -> None:
         self.work, self.part, self.recipe = work, part, recipe
 
-    def __getitem__(self, step: int) -> Any:
-        try:
-            return self.work.batch(self.part, self.recipe, step)
-        except ByolError as error:
-            return error
+    def __getitem__(self, step: int) -> B:
+        return self.work.batch(self.part, self.recipe, step)
 
 
 def stream(work: Work[T, B], part: Samples[T], recipe: Recipe, config: Config) -> Generator[B, None, None]:
     """The batch of every step, in order, made by loader workers where there are steps enough to start them."""
     workers = min(worker_count(config), recipe.steps // 20)
-    options: dict[str, Any] = {"worker_init_fn": quiet_worker, "prefetch_factor": config.data.prefetch}
-    loader: DataLoader[Any] = DataLoader(
-        _Stream(work, part, recipe),
-        batch_size=None,
-        sampler=range(recipe.steps),
-        num_workers=workers,
-        **(options if workers else {}),
-    )
-    for batch in loader:
-        if isinstance(batch, ByolError):
-            raise batch
-        yield batch
+    yield from loaded(_Stream(work, part, recipe), range(recipe.steps), workers, config.data.prefetch)
 
 
 def samples_of(part: Samples[T], recipe: Recipe, step: int) -> list[Sample[T]]:
@@ -228,8 +211,8 @@ def _read_all(part: Samples[T]) -> Iterator[Sample[T] | BadImage]:
         except BadImage as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar("Reading", len(part), "images") as shown:
-        for result in pool.map(attempt, range(len(part))):
+    with bar("Reading", len(part), "images") as shown:
+        for result in in_threads(attempt, range(len(part))):
             yield result
             shown.advance()
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from byol import data, views
 from byol.config import Config
 from byol.crops import MARGIN, center_crop
-from byol.data.loader import quiet_worker, told, worker_count
+from byol.data.loader import loaded, worker_count
 from byol.data.source import BadImage, Source
 from byol.data.task import Part, as_source
 from byol.errors import BadData, UsageError
@@ -71,15 +70,8 @@ def centre_crops(source: Source, resolution: int, workers: int = 0, margin: floa
     """All images in order; one that cannot be read is named and left out."""
     chunks = range((len(source) + CHUNK - 1) // CHUNK)
     workers = min(workers, len(chunks))
-    loader: DataLoader[Any] = DataLoader(
-        Crops(source, resolution, margin),
-        batch_size=None,
-        sampler=chunks,
-        num_workers=workers,
-        worker_init_fn=quiet_worker if workers else None,
-    )
     left_out = 0
-    for chunk in told(loader):
+    for chunk in loaded(Crops(source, resolution, margin), chunks, workers):
         name_left_out(chunk.bad, left_out)
         left_out += len(chunk.bad)
         yield chunk
@@ -119,7 +111,7 @@ def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -
     """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
     path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {fingerprint(part)}")
     facts = path.with_suffix(".json")
-    if not (facts.exists() and path.exists()):
+    if not (facts.exists() and _whole(path, len(part))):
         kept = list[int]()
         _store(path, (len(part), encoder.num_features), _rows(encoder, part, margin, kept))
         write_json(facts, {"left_out": sorted(set(range(len(part))) - set(kept))})
@@ -132,7 +124,7 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
     one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
     parts = f"{fingerprint(first)} {fingerprint(second)}"
     path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
-    if not path.exists():
+    if not _whole(path, len(one.values) + len(two.values)):
         rows = (values[i : i + CHUNK] for values in (one.values, two.values) for i in range(0, len(values), CHUNK))
         _store(path, (len(one.values) + len(two.values), encoder.num_features), rows)
     return Features(_mapped(path), np.concatenate([one.targets, two.targets]))
@@ -140,6 +132,14 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
 
 def _path(cache: Path, key: str) -> Path:
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+
+
+def _whole(path: Path, count: int) -> bool:
+    """Whether the features of so many images are there; a file cut short counts as missing."""
+    try:
+        return len(np.load(path, mmap_mode="r")) == count
+    except (OSError, ValueError, EOFError):
+        return False
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -173,6 +173,7 @@ def _store(path: Path, shape: tuple[int, int], rows: Iterator[np.ndarray]) -> No
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _forget_killed(path)
         with open(temporary, "wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
@@ -186,6 +187,17 @@ def _store(path: Path, shape: tuple[int, int], rows: Iterator[np.ndarray]) -> No
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _forget_killed(path: Path) -> None:
+    """Removes what a process that was killed had written of these features."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        try:
+            os.kill(int(left.name.split(".")[-2]), 0)
+        except (ProcessLookupError, ValueError):
+            left.unlink(missing_ok=True)
+        except OSError:
+            continue  # of another user, alive
 
 
 def default_cache() -> Path:

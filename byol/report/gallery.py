@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from byol.crops import center_crop
-from byol.data.loader import quiet_worker, sample_sizes, worker_count
+from byol.data.loader import loaded, sample_sizes, worker_count
 from byol.data.source import BadImage, Source
 from byol.evals.encoder import Encoder, frozen
 from byol.evals.features import represent
@@ -109,14 +109,7 @@ def look(source: Source, encoders: Sequence[Encoder], most: int) -> Gallery:
 def _chunks(reader: Reader, encoders: Sequence[Encoder]) -> Iterator[Chunk]:
     count = (len(reader.chosen) + CHUNK - 1) // CHUNK
     workers = min(worker_count(encoders[0].config), count) if count > 4 and encoders else 0
-    loader: DataLoader[Chunk] = DataLoader(
-        reader,
-        batch_size=None,
-        sampler=range(count),
-        num_workers=workers,
-        worker_init_fn=quiet_worker if workers else None,
-    )
-    yield from loader
+    yield from loaded(reader, range(count), workers)
 
 
 def drawn(gallery: Gallery, budget: int) -> dict[str, Any]:

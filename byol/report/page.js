@@ -3,6 +3,7 @@ const WORDS = {
   learning: ["learning", "✓", "It is learning."],
   stalled: ["stalled", "!", "It has stalled."],
   collapsing: ["collapsing", "×", "It is collapsing."],
+  "collapsed data": ["collapsing", "×", "All images are the same."],
   "too early": ["early", "…", "Too early to tell."],
 };
 const STATUS = {

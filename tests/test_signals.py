@@ -1,0 +1,240 @@
+"""Ctrl-C, SIGTERM and loader processes that die: answered early, quickly, and never by waiting."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from byol import checkpoint, data, interrupt
+from byol.config import Config, apply
+from byol.data import loader
+from byol.data.source import Source
+from byol.errors import Interrupted
+from tests.conftest import LONG, TINY, write_images
+from tests.test_pretraining import children
+from tests.zygote import Zygote, flags, logged, pretrain, slowness
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def caught(pid: int) -> bool:
+    """Whether a process has its own answer to SIGTERM."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = int(next(line.split()[1] for line in lines if line.startswith("SigCgt")), 16)
+    return bool(mask >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.5] if not LONG else [i / 10 for i in range(20)])
+def test_a_signal_before_anything_is_loaded(tmp_path: Path, delay: float) -> None:
+    """Breaks if the answer to signals is installed after the imports, or an import swallows it (G3)."""
+    command = [sys.executable, "-m", "byol", "pretrain", "scenes:2000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not caught(process.pid):
+        assert process.poll() is None
+    early = "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    time.sleep(delay)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert early
+    assert process.returncode == 75, error
+    assert "Traceback" not in error
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) -> None:
+    """Breaks if the second one waits for the step, or loader processes outlive the run (G3)."""
+    slow = tiny | {"optim.batch": 1024, "data.in_memory": "never", "data.workers": 2, "optim.epochs": 50}
+    pid = zygote.start("pretrain", "scenes:2000", "--preset=cifar10-cpu", f"--out={tmp_path / 'run'}", *flags(slow))
+    while not (workers := children(pid)) or len(workers) < 2:
+        assert not zygote.ended(pid)
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    began, limit = time.monotonic(), 2 * slowness()
+    if not zygote.ended(pid):
+        os.kill(pid, signal.SIGINT)
+    code, said = zygote.wait(pid)
+    assert code in (130, 75), said  # 75: one was enough
+    assert time.monotonic() - began < limit
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() - began < 2 * limit, "a loader process is left"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_ctrl_c_is_not_taken_for_a_bad_image(folder: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if what a signal raises inside a decoder becomes a line of skipped.txt, and the command goes on."""
+    source = data.open_source(str(folder), Config().data)
+    real = Image.Image.load
+
+    def interrupted(image: Image.Image) -> Any:
+        interrupt.handle(signal.SIGINT, None)
+        return real(image)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("PIL.ImageFile.ImageFile.load", interrupted)
+        with pytest.raises(Interrupted):
+            source.read(0)
+
+
+def test_reading_stops_at_ctrl_c(tiny: dict[str, Any]) -> None:
+    """Breaks if all images are still read after it, by the threads that read ahead."""
+    read: list[int] = []
+
+    def slow(index: int) -> torch.Tensor:
+        time.sleep(0.01)
+        read.append(index)
+        if index == 20:
+            raise Interrupted("now")
+        return torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        loader.prepare(Source("slow", 5000, slow, str), apply(Config(), {**tiny, "data.in_memory": "always"}))
+    assert len(read) < 200
+    assert time.monotonic() - began < 2 * slowness()
+
+
+def test_ctrl_c_in_a_callback_is_not_lost() -> None:
+    """Breaks if what Python prints and forgets, such as an error in a callback of a fork, was the only answer."""
+
+    class Dropped:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    def work() -> None:
+        dropped = Dropped()
+        del dropped  # the first one comes up in here, and is forgotten
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    with pytest.raises(Interrupted), interrupt.handled():
+        work()
+
+
+STUCK = """
+import threading, time
+from byol import interrupt
+with interrupt.handled():
+    try:
+        print("here", flush=True)
+        time.sleep(60)
+    finally:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+"""
+
+
+def test_a_lock_that_is_never_released_ends_too() -> None:
+    """Breaks if a signal that came up where a lock was held leaves the command waiting for that lock."""
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 75, error
+    assert error.startswith("byol: Interrupted")
+
+
+def test_a_late_ctrl_c_is_not_lost() -> None:
+    """Breaks if one in the last step of a run lets a table go on with its next cell."""
+    with pytest.raises(Interrupted, match="finished"), interrupt.deferred():
+        interrupt.handle(signal.SIGINT, None)
+
+
+VERBS = {
+    "doctor": ["doctor", "scenes:20000", "--out={out}/doctor"],
+    "embed": ["embed", "{run}", "scenes:20000", "--out={out}/features.npz"],
+    "evaluate": ["evaluate", "{run}", "--on=scenes:4000", "--cache={out}/cache", "--out={out}/evaluation"],
+    "report": ["report", "{run}", "--out={out}/report.html", "--data=scenes:20000"],
+    "pretrain": ["pretrain", "scenes:20000", "--out={out}/other"],
+    "dedupe": ["dedupe", "{run}", "scenes:20000", "--out={out}/groups.csv"],
+    "table": ["table", "target-decay", "--scale=cpu", "--seeds=1", "--data=scenes:400", "--out={out}/table"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
+    root = tmp_path_factory.mktemp("trained")
+    write_images(root / "images", 40)
+    code, said = zygote.run(*pretrain(root / "images", root / "run", TINY | {"optim.epochs": 1}))
+    assert code == 0, said
+    return root
+
+
+@pytest.mark.parametrize("verb", VERBS if LONG else ["doctor", "embed", "evaluate"])
+def test_ctrl_c_is_answered_within_two_seconds(verb: str, trained: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """Breaks if a verb waits for a long piece of work, or for its threads or loader processes."""
+    places = {"run": trained / "run", "out": tmp_path}
+    chance, answered = random.Random(verb), []
+    for _ in range(6 if LONG else 1):
+        pid = zygote.start(*(word.format(**places) for word in VERBS[verb]))
+        time.sleep(chance.uniform(0.3, 3.0))
+        if zygote.ended(pid):
+            continue
+        before, began = slowness(), time.monotonic()
+        os.kill(pid, signal.SIGINT)
+        code, said = zygote.wait(pid)
+        answered.append(time.monotonic() - began)
+        assert code == 75, said
+        assert "Traceback" not in said
+        assert answered[-1] < 2 * max(before, slowness()), f"{answered[-1]:.1f} s"
+    assert answered, "it ended before it could be interrupted"
+    print(f"byol {verb}: {len(answered)} answers, the slowest after {max(answered):.2f} s")
+
+
+def test_workers_without_shared_memory_say_so(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], zygote: Zygote
+) -> None:
+    """Breaks if a worker that cannot hand its images over leaves the run waiting for ever."""
+    streamed = tiny | {"data.in_memory": "never", "data.workers": 2}
+    code, said = zygote.run(*pretrain(folder, tmp_path / "run", streamed), limit=60_000)
+    assert code == 74, said
+    assert "shared memory" in said.splitlines()[-1]
+    assert "--data.workers 0" in said
+
+
+@pytest.mark.skipif(not LONG, reason="tests/test_signals.py has a limit on file sizes instead")
+def test_a_full_shared_memory(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if a /dev/shm without room leaves the run waiting, or is a traceback."""
+    streamed = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.batch": 24}
+    small = 'mount -t tmpfs -o size=100k tmpfs /dev/shm || exit 99; exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", small, "sh", sys.executable, "-m", "byol"]
+    told = subprocess.run([*command, *pretrain(folder, tmp_path / "run", streamed)], capture_output=True, text=True)
+    if told.returncode in (1, 99):
+        pytest.skip("a /dev/shm of one's own needs root")
+    assert told.returncode == 74, told.stderr
+    assert "shared memory" in told.stderr.splitlines()[-1]
+
+
+def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) -> None:
+    """Breaks if a loader process that the system killed is a traceback, or the run cannot go on after it."""
+    streamed = tiny | {"data.in_memory": "never", "data.workers": 2, "optim.epochs": 40, "run.checkpoint_steps": 1}
+    pid = zygote.start(*pretrain(folder, tmp_path / "run", streamed))
+    while logged(tmp_path / "run") < 2:
+        assert not zygote.ended(pid)
+        time.sleep(0.01)
+    os.kill(children(pid)[0], signal.SIGKILL)
+    code, said = zygote.wait(pid)
+    assert code == 75, said
+    assert "loader process was killed" in said.splitlines()[-1], said
+    assert checkpoint.found(tmp_path / "run" / "checkpoints")
