@@ -35,7 +35,9 @@ class Data:
     workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, on_resume=True)
     prefetch: int = option(2, "batches each worker prepares ahead", low=1, on_resume=True)
     max_bad: float = option(
-        0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1
+        0.01,
+        "unreadable images left out before the run stops: up to 1 a fraction (or 10), above 1 a number, 0 none",
+        low=0,
     )
     max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
     exclude: str = option("", "a list of images to leave out, as `byol doctor` writes it")

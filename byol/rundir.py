@@ -23,6 +23,9 @@ from byol.errors import BadData, OutputBusy, UsageError
 from byol.machine import Machine
 from byol.networks import check_encoder
 
+FORMAT = 1  # of run.json
+STORED = ("format", "request", "config", "reasons", "machine", "data")  # what a continued run goes by
+
 
 @dataclass(frozen=True)
 class Request:
@@ -50,8 +53,8 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
-        name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
-        place = Path(out) if out else Path("runs") / f"{name}-{preset}"
+        place = Path(out) if out else Path("runs") / f"{records.plain_name(str(data))}-{preset}"
+        records.check_place(place)
         values = {**in_file, **overrides}
         return cls(str(data), place, preset, values, str(config_file or ""), config.run.timeout, config.run.device)
 
@@ -165,7 +168,9 @@ def _stored(request: Request, overwrite: bool) -> dict[str, Any] | None:
     path = request.out / "run.json"
     if overwrite or not path.exists():
         return None
-    stored: dict[str, Any] = records.read_json(path)
+    stored = records.read_object(path, *STORED)
+    if stored["format"] != FORMAT:
+        raise OutputBusy(f"{path} is of format {stored['format']!r}, of another version of byol. Choose another --out.")
     return stored
 
 
@@ -247,7 +252,7 @@ def _refuse_changed(out: Path, stored: Mapping[str, Any], config: Config, images
 
 def _new_record(request: Request, config: Config, reasons: list[str], place: Machine, images: Images) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT,
         "request": request.asked(),
         "created": now(),
         "config": flatten(config),

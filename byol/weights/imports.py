@@ -92,7 +92,7 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, "pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise BadData(f"{file} is damaged: {error}.") from None
 
 
