@@ -238,7 +238,8 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
     known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
         if name not in known:
-            raise UsageError(f"{origin}: there is no field '{name}'. {nearest(str(name), known)}")
+            shown = f"'{name}'" if str(name).isprintable() else repr(name)
+            raise UsageError(f"{origin}: there is no field {shown}. {nearest(str(name), known)}")
         kind, metadata = known[name]
         config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):

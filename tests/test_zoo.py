@@ -1,4 +1,4 @@
-"""A folder of every bad and odd kind of file: each is shown rightly or left out and listed once, whatever the workers."""
+"""A folder of every bad and odd kind of file: each is shown rightly, or left out and listed once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(folder: Path, **changes: Any) -> tuple[loader.Images, Config]:
 
 
 def test_every_file_is_right_or_left_out(menagerie: Path) -> None:
-    """Breaks if an odd image is shown wrongly, a bad one is shown or hangs, or a pipe or a loop is opened (G11, G12)."""
+    """Breaks if an odd image is shown wrongly, a bad one is shown or hangs, a pipe or a loop is opened (G11, G12)."""
     assert zoo.KINDS >= 70
     source = data.open_source(str(menagerie), Config().data)
     shown, refused = dict[str, np.ndarray](), dict[str, str]()
@@ -63,7 +63,7 @@ def test_every_file_is_right_or_left_out(menagerie: Path) -> None:
 
 
 def test_a_run_lists_each_bad_file_once_for_any_workers(menagerie: Path, tmp_path: Path) -> None:
-    """Breaks if a worker dies, a bad file is listed twice or not at all, or the weights depend on the workers (G6, G11)."""
+    """Breaks if a worker dies, a bad file is listed twice or not at all, or weights depend on the workers (G6, G11)."""
     ends = []
     for workers in (0, 2):
         out = tmp_path / str(workers)
@@ -88,11 +88,11 @@ def test_policies(menagerie: Path, in_memory: str) -> None:
             for batch in loader.batches(images, config, resolve(config, len(images.train)), 0, torch.device("cpu")):
                 listed.add(batch.bad)
         except BadData as error:
-            assert error.exit_code == 65
             return str(error)
         assert set(listed.seen) == WRONG
         return ""
 
+    assert BadData.exit_code == 65
     assert " cannot be read, more than data.max_bad allows; the first is " in outcome(0)
     assert outcome(len(WRONG)) == ""
     assert outcome(len(WRONG) - 1).startswith(f"{len(WRONG)} of ")

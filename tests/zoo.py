@@ -1,4 +1,4 @@
-"""A folder of every bad or odd image file that was ever met, for the tests: what is wrong with each, or what it shows."""
+"""A folder of every bad or odd kind of image file: those that cannot be shown, and what the others show."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def _bad() -> dict[bytes, bytes]:
         b"endless-header.jpg": b"\xff\xd8\xff\xe0\0\x02" + bytes(30_000),
         b"20000x20000.png": bomb(),
         b"65500x65500.jpg": _claims_65500(jpeg),
-        b"4-billion-rows.bmp": b"BM" + struct.pack("<IHHI", 0, 0, 0, 54) + struct.pack("<IiiHHI", 40, 9, 2**31 - 1, 1, 24, 0)
-        + bytes(40),
+        b"2-billion-rows.bmp": _rows(2**31 - 1),
         b"text-bomb.png": _text_bomb(),
         b"wrong-checksum.png": whole_png[:60] + bytes([whole_png[60] ^ 255]) + whole_png[61:],
         b"endless-directory.tif": b"II*\0\x08\0\0\0" + struct.pack("<H", 65535) + bytes(600),
@@ -71,6 +70,11 @@ def _bad() -> dict[bytes, bytes]:
 def _claims_65500(jpeg: bytes) -> bytes:
     place = jpeg.index(b"\xff\xc0") + 5
     return jpeg[:place] + struct.pack(">HH", 65500, 65500) + jpeg[place + 4 :]
+
+
+def _rows(count: int) -> bytes:
+    head = struct.pack("<IHHI", 0, 0, 0, 54) + struct.pack("<IiiHHI", 40, 9, count, 1, 24, 0)
+    return b"BM" + head + bytes(40)
 
 
 def _text_bomb() -> bytes:
@@ -120,7 +124,10 @@ def _odd() -> dict[bytes, tuple[bytes, np.ndarray]]:
             _three((grey * (100 / 255) + 255 * (1 - 100 / 255)).round()),
         ),
         b"profile.png": (encoded(Image.fromarray(shown), "PNG", icc_profile=profile), shown),
-        b"broken-exif.jpg": (encoded(Image.fromarray(shown), "JPEG", quality=97, exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), shown),
+        b"broken-exif.jpg": (
+            encoded(Image.fromarray(shown), "JPEG", quality=97, exif=b"Exif\0\0II*\0\xff\xff\xff\xff"),
+            shown,
+        ),
         b"1x1.png": (encoded(Image.fromarray(shown[:1, :1]), "PNG"), shown[:1, :1]),
         b"1x10000.png": (encoded(Image.fromarray(tall), "PNG"), tall),
         b"10000x1.png": (encoded(Image.fromarray(wide), "PNG"), wide),
@@ -164,5 +171,3 @@ def build(root: Path) -> Path:
     os.symlink(b"nowhere.png", os.path.join(base, b"gone.png"))
     os.mkdir(os.path.join(base, b"folder.jpg"))
     return Path(os.fsdecode(base))
-
-

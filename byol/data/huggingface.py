@@ -304,13 +304,20 @@ def _labels(groups: Groups) -> tuple[np.ndarray | None, tuple[str, ...]]:
     if not columns.label:
         return None, ()
     for file in groups.files:
-        if file.endswith(".parquet"):
-            with places.opened(file) as source:
-                table = _arrow().parquet.ParquetFile(source).read(columns=[columns.label], use_threads=False)
-            found += table.column(columns.label).to_pylist()
-        else:
-            found += [value for batch in _batches(file) for value in batch.column(columns.label).to_pylist()]
+        try:
+            found += _column(file, columns.label)
+        except (_arrow().ArrowException, OSError, ValueError) as error:
+            raise BadData(f"The labels of {printable(file)} cannot be read: {places.first_line(error)}.") from None
     return numbered(found, columns.classes)
+
+
+def _column(file: str, name: str) -> list[Any]:
+    if not file.endswith(".parquet"):
+        return [value for batch in _batches(file) for value in batch.column(name).to_pylist()]
+    with places.opened(file) as source:
+        table = _arrow().parquet.ParquetFile(source).read(columns=[name], use_threads=False)
+    values: list[Any] = table.column(name).to_pylist()
+    return values
 
 
 def _library() -> Any:
