@@ -330,13 +330,23 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
 
 
+MOST_BYTES, DEEPEST = 100_000, 20  # of a config file: with all fields and their help it has 8 kB and three levels
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses what silently misleads: duplicate keys and aliases."""
+    """Safe YAML that refuses what silently misleads, duplicate keys and aliases, and what no config needs."""
+
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "aliases are not allowed", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        return super().compose_node(parent, index)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, "too deeply nested", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         seen = set()
@@ -352,8 +362,8 @@ class _StrictLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """A config file as `{"optim.lr": value}`; sections may be nested or dotted."""
     try:
-        if path.stat().st_size > 1_000_000:
-            raise UsageError(f"{path} is larger than 1 MB, which no config file is.")
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is larger than {MOST_BYTES // 1000} kB, which no config file is.")
         loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None
