@@ -20,6 +20,7 @@ lint: $(VENV)/.ready
 # Twenty kills and more, for minutes.
 chaos: $(VENV)/.ready
 	BYOL_KILLS=20 $(BIN)/python -m pytest tests/test_kill.py
+	BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_fuzz.py tests/test_properties.py tests/test_report.py tests/test_untrusted.py tests/test_zoo.py
 
 # torch and torchvision must match each other: a pair found in the surrounding environment is used as it is,
 # otherwise the newest pair is installed.
