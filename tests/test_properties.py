@@ -114,7 +114,7 @@ PIXELS = st.sampled_from(["black", "white", "noise", "half"])
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-@tries(60, 5_000)
+@tries(25, 5_000)
 @given(VIEWS, st.tuples(st.integers(1, 40), st.integers(1, 40)), st.integers(8, 33), PIXELS, SEEDS)
 def test_views_are_images(config: Views, sides: tuple[int, int], size: int, pixels: str, seed: int) -> None:
     """Breaks if a view of any parameters is not finite, leaves [0, 1] or has another shape than was asked for."""
