@@ -160,9 +160,9 @@ def _groups(files: list[str], config: Data, spec: str) -> Groups:
     for place, file in enumerate(files):
         try:
             schema, counts = _layout(arrow, file)
-        except (arrow.ArrowException, OSError, ValueError) as error:
+            found = find_columns(arrow, schema, config, spec)
+        except (arrow.ArrowException, OSError, ValueError, KeyError) as error:  # also names that are no UTF-8, or twice
             raise BadData(f"{printable(file)} cannot be read: {places.first_line(error)}.") from None
-        found = find_columns(arrow, schema, config, spec)
         if columns is not None and found != columns:
             raise BadData(f"{printable(file)} has other columns or classes than {printable(files[0])}.")
         columns = found
@@ -292,7 +292,7 @@ def _image(groups: Groups, row: int) -> Image:
     """As it is stored; a group that cannot be unpacked costs its images, which are kept as empty ones."""
     try:
         content = _bytes(groups, row)
-    except (_arrow().ArrowException, OSError, ValueError) as error:
+    except (_arrow().ArrowException, OSError, ValueError, KeyError) as error:
         say(f"{_describe(groups, row)} cannot be read ({places.first_line(error)}); it is kept as an empty image.")
         content = b""
     extension = next((name for magic, name in KINDS if content.startswith(magic)), "jpg")
@@ -306,7 +306,7 @@ def _labels(groups: Groups) -> tuple[np.ndarray | None, tuple[str, ...]]:
     for file in groups.files:
         try:
             found += _column(file, columns.label)
-        except (_arrow().ArrowException, OSError, ValueError) as error:
+        except (_arrow().ArrowException, OSError, ValueError, KeyError) as error:
             raise BadData(f"The labels of {printable(file)} cannot be read: {places.first_line(error)}.") from None
     return numbered(found, columns.classes)
 
