@@ -546,9 +546,7 @@ def test_hostile_texts_in_every_place(browser: Any, written: Path, tmp_path: Pat
         assert watched.page.locator("img, iframe, base, meta[http-equiv=refresh]").count() == 0
         assert watched.page.locator("script").count() == 2
         text = watched.page.locator("main").inner_text()
-        told = hostile["runs"][0]["verdict"]["sentence"]
-        assert next(piece for piece in PIECES[:3] if piece in text) is not None
-        assert told.split("<")[0].split("\n")[0][:40] in text
+        assert sum(text.count(piece) for piece in PIECES[:3]) > 5  # as they are
         watched.close()
 
 
