@@ -23,7 +23,8 @@ CHAOS := tests/test_kill.py tests/test_faults.py tests/test_signals.py tests/tes
 	tests/test_collapse.py
 chaos: $(VENV)/.ready
 	BYOL_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
-	OMP_NUM_THREADS=1 BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_distributed.py tests/test_slurm.py
+	OMP_NUM_THREADS=1 BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_distributed.py tests/test_slurm.py \
+		tests/test_fuzz.py tests/test_properties.py tests/test_report.py tests/test_untrusted.py tests/test_zoo.py
 
 # Beside the peers, which get an environment of their own: 40 minutes on two idle cores. ENTRIES names some lines only;
 # CIFAR and PHOTOS are folders of JPEG files, without which scenes are drawn.

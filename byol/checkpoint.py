@@ -17,7 +17,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from byol import networks, optim
+from byol import __version__, networks, optim
 from byol.config import Config, Network, apply, flatten
 from byol.errors import DiskError, UsageError
 from byol.method import Method
@@ -26,6 +26,11 @@ from byol.records import write_atomically
 
 NAME = re.compile(r"step-(\d{9})\.([0-9a-f]{16})\.safetensors")
 ENCODER = "encoder.safetensors"
+FORMAT = 1  # of checkpoints and encoder files; those written before it was noted are of the first too
+
+
+class NewerFormat(DiskError):
+    """Whole, but written by a later version."""
 
 
 class State(NamedTuple):
@@ -46,7 +51,7 @@ def save(directory: Path, state: State, keep: int, slots_of: dict[Tensor, dict[s
     for param, slots in (slots_of or state.optimizer.state).items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
-    content = save_tensors(tensors, {"step": str(state.step)})
+    content = save_tensors(tensors, {"step": str(state.step), "byol": json.dumps({"format": FORMAT})})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     write_atomically(path, content)
     for old in found(directory)[keep:]:
@@ -68,10 +73,12 @@ def load_newest(directory: Path, method: Method, optimizer: Optimizer, step: int
     for path in paths:
         try:
             tensors = read(path)
+        except NewerFormat:
+            raise  # an older checkpoint would throw away what the later version has done since
         except DiskError as error:
             say(f"{error} Trying the one before it.")
             continue
-        _restore(tensors, method, optimizer)
+        _restore(tensors, method, optimizer, path)
         return int(path.name[5:14])
     if paths:
         raise DiskError(f"No checkpoint in {directory} is readable. Start again with --overwrite.")
@@ -90,13 +97,33 @@ def read(path: Path) -> dict[str, Tensor]:
         raise DiskError(f"The checkpoint {path} is damaged: its checksum does not match.")
     try:
         tensors: dict[str, Tensor] = load_tensors(content)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, KeyError) as error:
         raise DiskError(f"The checkpoint {path} is damaged: {error}.") from None
+    _refuse_newer(path)
     return tensors
 
 
-def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer) -> None:
-    method.load_state_dict({n.removeprefix("method."): v for n, v in tensors.items() if n.startswith("method.")})
+def _refuse_newer(path: Path) -> None:
+    """A file of a later version is not guessed at."""
+    with safe_open(path, "pt") as opened:
+        told = (opened.metadata() or {}).get("byol", "{}")
+    try:
+        number = json.loads(told).get("format", 1)
+        newer = not 1 <= number <= FORMAT
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise DiskError(f"{path} is damaged or is not ours: its header cannot be read.") from None
+    if newer:
+        raise NewerFormat(
+            f"{path} is of format {number}, and this byol ({__version__}) knows formats up to {FORMAT}. "
+            "Update byol to read it."
+        )
+
+
+def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer, path: Path) -> None:
+    try:
+        method.load_state_dict({n.removeprefix("method."): v for n, v in tensors.items() if n.startswith("method.")})
+    except RuntimeError:
+        raise DiskError(f"{path} holds other networks than the run's config names.") from None
     for name, param in method.named_parameters():
         prefix = f"optimizer.{name}."
         slots = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
@@ -109,7 +136,7 @@ def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str
     """The encoder alone, in torchvision's names, with what is needed to rebuild and use it in the header."""
     network = {name: getattr(config.network, name) for name in ENCODER_FIELDS}
     views = {"views": flatten(config.views), "resolution": config.data.resolution}
-    header = {"format": "pt", "byol": json.dumps({"network": network, **views, **extra})}
+    header = {"format": "pt", "byol": json.dumps({"format": FORMAT, "network": network, **views, **extra})}
     tensors = {
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
         for name, value in encoder.state_dict().items()
@@ -132,16 +159,22 @@ def encoder_header(path: str | Path) -> dict[str, Any]:
     file = encoder_path(path)
     try:
         with safe_open(file, "pt") as opened:
-            header = json.loads((opened.metadata() or {})["byol"])
-            assert isinstance(header, dict)
-            return header
-    except (SafetensorError, KeyError, ValueError, AssertionError):
+            told = (opened.metadata() or {})["byol"]
+        _refuse_newer(file)
+        header: dict[str, Any] = json.loads(told)
+        apply(Config(), encoder_settings(header), str(file))
+        return header
+    except (SafetensorError, OSError, KeyError, ValueError, AttributeError, TypeError, RecursionError):
         raise DiskError(f"{file} is not an encoder written by byol, or it is damaged.") from None
+    except UsageError as error:
+        raise DiskError(f"{error} The file is damaged, or of another version of byol.") from None
 
 
 def encoder_settings(header: Mapping[str, Any]) -> dict[str, Any]:
     """The config fields that a header holds."""
-    rooms = {f"{room}.{name}": value for room in ("views", "network") for name, value in header[room].items()}
+    stored = {"zero_init_last": False, **header["network"]}  # which the first files do not name
+    views, network = header["views"], {name: stored[name] for name in ENCODER_FIELDS}
+    rooms = {f"{room}.{n}": v for room, own in (("views", views), ("network", network)) for n, v in own.items()}
     return {**rooms, "data.resolution": header["resolution"]}
 
 
@@ -149,13 +182,26 @@ def load_encoder(path: str | Path) -> nn.Module:
     """The trained encoder of a run (or an encoder file), in evaluation mode."""
     header = encoder_header(path)
     file = encoder_path(path)
-    config = apply(Config(), {f"network.{k}": v for k, v in header["network"].items()}, str(file))
+    config = apply(Config(), encoder_settings(header), str(file))
+    _check_shapes(file, config.network)
     encoder = networks.encoder(config.network)
     try:
         encoder.load_state_dict(load_tensors(file.read_bytes()))
     except (SafetensorError, RuntimeError):
-        raise DiskError(f"{file} does not hold the {config.network.encoder} that its header names.") from None
+        raise _other(file, config.network) from None
     return encoder.eval()
+
+
+def _check_shapes(file: Path, network: Network) -> None:
+    """Before memory is taken for a network that the file only claims to hold."""
+    with safe_open(file, "pt") as opened:
+        held = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+    if held != networks.shapes(network):
+        raise _other(file, network)
+
+
+def _other(file: Path, network: Network) -> DiskError:
+    return DiskError(f"{file} does not hold the {network.encoder} that its header names.")
 
 
 ENCODER_FIELDS = ("encoder", "width", "small_images", "padding", "zero_init_last")

@@ -35,7 +35,9 @@ class Data:
     workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, on_resume=True)
     prefetch: int = option(2, "batches each worker prepares ahead", low=1, on_resume=True)
     max_bad: float = option(
-        0.01, "stop when more than this fraction (and over 10) images are unreadable", low=0, high=1
+        0.01,
+        "unreadable images left out before the run stops: up to 1 a fraction (or 10), above 1 a number, 0 none",
+        low=0,
     )
     max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
     exclude: str = option("", "a list of images to leave out, as `byol doctor` writes it")
@@ -243,7 +245,8 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
     known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
         if name not in known:
-            raise UsageError(f"{origin}: there is no field '{name}'. {nearest(str(name), known)}")
+            shown = f"'{name}'" if str(name).isprintable() else repr(name)
+            raise UsageError(f"{origin}: there is no field {shown}. {nearest(str(name), known)}")
         kind, metadata = known[name]
         config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):
@@ -336,13 +339,23 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
 
 
+MOST_BYTES, DEEPEST = 100_000, 20  # of a config file: with all fields and their help it has 8 kB and three levels
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses what silently misleads: duplicate keys and aliases."""
+    """Safe YAML that refuses what silently misleads, duplicate keys and aliases, and what no config needs."""
+
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "aliases are not allowed", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        return super().compose_node(parent, index)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, "too deeply nested", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         seen = set()
@@ -358,8 +371,8 @@ class _StrictLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """A config file as `{"optim.lr": value}`; sections may be nested or dotted."""
     try:
-        if path.stat().st_size > 1_000_000:
-            raise UsageError(f"{path} is larger than 1 MB, which no config file is.")
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is larger than {MOST_BYTES // 1000} kB, which no config file is.")
         loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None

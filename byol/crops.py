@@ -48,7 +48,9 @@ def crop_box_torchvision(
     box = _place(heights.gather(-1, first)[..., 0], widths.gather(-1, first)[..., 0], x, y, high, wide)
 
     low, up = torch.as_tensor(ratio_range, dtype=torch.float64).unbind(-1)
-    central_height, central_width = high.minimum((wide / low).round()), wide.minimum((high * up).round())
+    # At least a pixel, which torchvision does not see to: ratios far from 1 round to none in a small image.
+    central_height = high.minimum((wide / low).round()).clamp_min(1)
+    central_width = wide.minimum((high * up).round()).clamp_min(1)
     top, left = ((high - central_height) / 2).floor(), ((wide - central_width) / 2).floor()
     central = (top.long(), left.long(), central_height.long(), central_width.long())
     return Box(*(torch.where(fits.any(-1), *pair) for pair in zip(box, central, strict=True)))

@@ -68,10 +68,31 @@ def process_number() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+SLIPS = 2  # keys that a finger may miss
+
+
+def _edits(one: str, other: str) -> int:
+    """Letters to insert, remove, replace or swap with the next, up to one more than matter."""
+    if abs(len(one) - len(other)) > SLIPS:
+        return SLIPS + 1
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+                row[j] = min(row[j], earlier[j - 2] + 1)
+        if min(row) > SLIPS:
+            return SLIPS + 1
+    return row[-1]
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A phrase that offers the nearest valid names, for the end of an error sentence."""
     valid = list(valid)
-    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.6)
+    near = sorted((d, v) for v in valid if (d := _edits(name, v)) <= SLIPS and d < len(v))
+    # difflib finds what has much in common, but not every short word with a slip in it.
+    close = list(dict.fromkeys([*(v for _, v in near), *difflib.get_close_matches(name, valid, n=3, cutoff=0.6)]))[:3]
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Valid: {', '.join(valid[:20])}{', …' if len(valid) > 20 else ''}."

@@ -35,7 +35,7 @@ from byol.evals.metrics import shown
 from byol.evals.spec import PROTOCOLS, Specs, chosen_protocols
 from byol.evals.sweep import Result, Session
 from byol.progress import duration, say
-from byol.records import only_writer, write_json
+from byol.records import only_writer, plain_name, write_json
 from byol.rundir import commit, now
 
 AnyTask = Task | DenseTask[Any]
@@ -107,8 +107,7 @@ def _open(run: str, settings: Mapping[str, Any]) -> Encoder:
 def _place(run: str, on: str) -> Path:
     """Beside the encoder: RUN/evaluations/DATA."""
     path, prefix = Path(run.removeprefix("random:")), "random-" if run.startswith("random:") else ""
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(on).name)
-    return (path if path.is_dir() else path.parent) / "evaluations" / f"{prefix}{name}"
+    return (path if path.is_dir() else path.parent) / "evaluations" / f"{prefix}{plain_name(on)}"
 
 
 def _tasks(names: Sequence[str], on: str, config: Data, specs: Specs) -> dict[str, AnyTask]:

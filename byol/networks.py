@@ -273,8 +273,7 @@ class OptimalLinear(nn.Module):
         return solution
 
 
-def timm_model(name: str) -> nn.Module:
-    """Any timm model without its classifier, at timm's own initialization."""
+def _timm(name: str) -> nn.Module:
     try:
         import timm
     except ImportError:
@@ -282,6 +281,12 @@ def timm_model(name: str) -> nn.Module:
     if not timm.is_model(name):
         raise UsageError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
     model: nn.Module = timm.create_model(name, num_classes=0)
+    return model
+
+
+def timm_model(name: str) -> nn.Module:
+    """Any timm model without its classifier, at timm's own initialization."""
+    model = _timm(name)
     with torch.no_grad():  # num_features is not what the pooled output has for every timm model
         size = model.default_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr,operator]
         model.num_features = model.eval()(torch.zeros(1, *size)).shape[-1]
@@ -315,6 +320,17 @@ def encoder(config: Network) -> nn.Module:
     if config.encoder.startswith("timm:"):
         return timm_model(config.encoder.removeprefix("timm:"))
     return BACKBONES[config.encoder](config)
+
+
+def shapes(config: Network) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of an encoder's state, without the memory for it; none for a network that cannot be."""
+    try:
+        with torch.device("meta"):
+            timm = config.encoder.startswith("timm:")
+            module = _timm(config.encoder.removeprefix("timm:")) if timm else encoder(config)
+    except (RuntimeError, OverflowError, ValueError, TypeError):  # numbers that no shape can have
+        return {}
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
 RESNETS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from filelock import FileLock, Timeout
 from byol.errors import DiskError, OutputBusy, UsageError
 
 LOCK, HOLDER = ".lock", ".holder"
+MOST_BYTES = 200_000_000  # of a JSON file; metrics.jsonl of a million lines is as large
+LONGEST_NAME = 255  # bytes, on every file system in use
+MOST_OF_NAME = 100  # bytes of a name that is made from another
 _held: set[Path] = set()
 
 
@@ -58,11 +61,45 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError):  # a bomb of brackets is the latter
+        raise DiskError(f"{path} is not valid JSON; it was damaged or is not ours.") from None
+
+
+def read_object(path: Path, *needed: str) -> dict[str, Any]:
+    """A JSON file that must be an object with these names in it."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise DiskError(f"{path} is damaged or is not ours: it holds no record.")
+    require(found, path, needed)
+    return found
+
+
+def require(record: dict[str, Any], path: Path, needed: Iterable[str]) -> None:
+    missing = [name for name in needed if name not in record]
+    if missing:
+        raise DiskError(f"{path} is damaged or is not ours: it does not hold {', '.join(missing)}.")
+
+
+@contextmanager
+def meaning_of(path: Path) -> Iterator[None]:
+    """Values of other kinds than a file of ours has are damage, and said so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise DiskError(f"{path} is damaged or is not ours: its values are not those of a run.") from error
+
+
+def read_text(path: Path) -> str:
+    """All of a small file; no record of ours is as large as the limit."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise DiskError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError:
-        raise DiskError(f"{path} is not valid JSON; it was damaged or is not ours.") from None
+    if len(content) > MOST_BYTES:
+        raise DiskError(f"{path} is larger than {MOST_BYTES / 1e6:g} MB, which no record of a run is.")
+    return content.decode("utf-8")
 
 
 class Metrics:
@@ -78,7 +115,7 @@ class Metrics:
         if path is None:
             return
         self.events = _events(path.with_name("tensorboard"), step) if tensorboard else None
-        kept = [record for record in read_metrics(path) if record["step"] < step]
+        kept = [record for record in read_metrics(path) if _step(record, path) < step]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self.history = kept
@@ -106,6 +143,13 @@ class Metrics:
             self.events.close()
 
 
+def _step(record: dict[str, Any], path: Path) -> int:
+    step = record.get("step")
+    if not isinstance(step, int):
+        raise DiskError(f"{path} is damaged or is not ours: a line has no step.")
+    return step
+
+
 def _events(directory: Path, step: int) -> Any:
     """TensorBoard's writer; events from `step` on are hidden, as their steps will be done again."""
     try:
@@ -118,24 +162,28 @@ def _events(directory: Path, step: int) -> Any:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines; a last line cut short by a kill is left out."""
     records = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except OSError as error:
-        raise DiskError(f"Cannot read {path}: {error.strerror}.") from None
+    try:
+        lines = read_text(path).splitlines()
+    except UnicodeDecodeError:
+        raise DiskError(f"{path} is damaged or is not ours: it is not UTF-8 text.") from None
     for line in lines:
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict):
+            raise DiskError(f"{path} is damaged or is not ours: a line holds no record.")
+        records.append(record)
     return records
 
 
 def run_place(data: str | Path, out: str | Path | None, preset: str) -> Path:
     """The run directory: as given, or named after data and preset."""
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(str(data)).name or "images")
-    return Path(out) if out else Path("runs") / f"{name}-{preset}"
+    place = Path(out) if out else Path("runs") / f"{plain_name(str(data))}-{preset}"
+    check_place(place)
+    return place
 
 
 def refuse_foreign(out: Path) -> None:
@@ -149,12 +197,28 @@ def refuse_foreign(out: Path) -> None:
         raise OutputBusy(f"{out} exists and is not a run of byol. Choose another --out.")
 
 
+def plain_name(place: str) -> str:
+    """The last part of a path or URL as a name that leads nowhere and that every file system takes."""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(place).name)
+    return name.encode()[:MOST_OF_NAME].decode("utf-8", "ignore").lstrip(".") or "images"
+
+
+def check_place(out: Path) -> None:
+    """A directory whose name no file system takes is a mistake in the command, said before anything is written."""
+    if "\0" in str(out):
+        raise UsageError(f"{str(out)!r} cannot be the name of a directory: it holds a zero byte.")
+    long = next((part for part in out.parts if len(os.fsencode(part)) > LONGEST_NAME), "")
+    if long:
+        raise UsageError(f"The name {long[:40]}… is longer than {LONGEST_NAME} bytes: choose a shorter one.")
+
+
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
     """Holds the run directory: a second process is refused by name; the lock dies with its holder, who may ask twice.
 
     What was made for nothing is removed.
     """
+    check_place(out)
     place = out.absolute()
     if place in _held:
         yield

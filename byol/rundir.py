@@ -31,6 +31,9 @@ WRITTEN = (
     *("neighbours.json", "report.html"),
 )
 
+FORMAT = 1  # of run.json
+STORED = ("format", "request", "config", "reasons", "machine", "data")  # what a continued run goes by
+
 
 @dataclass(frozen=True)
 class Request:
@@ -192,7 +195,9 @@ def _stored(request: Request, overwrite: bool) -> dict[str, Any] | None:
     path = request.out / "run.json"
     if overwrite or not path.exists():
         return None
-    stored: dict[str, Any] = records.read_json(path)
+    stored = records.read_object(path, *STORED)
+    if stored["format"] != FORMAT:
+        raise OutputBusy(f"{path} is of format {stored['format']!r}, of another version of byol. Choose another --out.")
     return stored
 
 
@@ -280,7 +285,7 @@ def _tell_differences(stored: Mapping[str, Any], here: Mapping[str, str]) -> Non
 
 def _new_record(request: Request, config: Config, reasons: list[str], place: Machine, images: Images) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT,
         "request": request.asked(),
         "created": now(),
         "config": flatten(config),

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol import data, neighbours, pictures
+from byol.data.arrays import read_npz
 from byol.data.decode import decode, open_regular, printable
 from byol.data.source import Source
 from byol.data.task import Part
@@ -26,7 +27,7 @@ from byol.errors import BadData, UsageError
 from byol.evals import features
 from byol.evals.encoder import Encoder, open_encoder
 from byol.progress import bar
-from byol.records import read_json, write_atomically, write_json
+from byol.records import meaning_of, read_object, write_atomically, write_json
 
 COLUMNS, SHEET_ROWS, CELL = 8, 25, 96  # of a sheet
 CENTRED_FROM = 16  # fewer images than this have no mean worth subtracting
@@ -73,21 +74,22 @@ def _space(values: np.ndarray, names: list[str], read: Callable[[int], Tensor] |
 
 def _stored(file: Path) -> tuple[np.ndarray, list[str]]:
     try:
-        with np.load(file) as stored:
-            values, names = stored["features"], stored["names"].tolist()
+        stored = read_npz(file, file.stat().st_size)
+        values, names = stored["features"], stored["names"]
     except OSError as error:
-        raise UsageError(f"Cannot read {file}: {error.strerror or 'it is no .npz file'}.") from None
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from None
     except (KeyError, ValueError):
         raise UsageError(f"{file} holds no features and names as `byol embed` writes them.") from None
-    if values.ndim != 2 or len(values) != len(names) or not len(names):
-        raise BadData(f"{file}: {values.shape} features do not belong to {len(names)} names.")
-    return values, list(map(str, names))
+    if values.ndim != 2 or values.dtype.kind != "f" or names.shape != (len(values),) or not len(values):
+        raise BadData(f"{file}: {values.shape} features do not belong to {names.shape} names.")
+    return values, list(map(str, names.tolist()))
 
 
 def _own_images(run: Path) -> str:
     if not (run / "run.json").exists():
         raise UsageError(f"{run} does not say which images it was trained on: name them after it.")
-    return str(read_json(run / "run.json")["request"]["data"])
+    with meaning_of(run / "run.json"):
+        return str(read_object(run / "run.json", "request")["request"]["data"])
 
 
 def query(encoder: Encoder, image: Path) -> np.ndarray:

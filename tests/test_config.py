@@ -276,9 +276,9 @@ def test_yaml_keys_are_text(tmp_path: Path, text: str) -> None:
 
 
 def test_yaml_too_large(tmp_path: Path) -> None:
-    """Breaks if a data set given by mistake is parsed: the limit is 1 MB, itself allowed."""
-    refused_file(written(tmp_path, b"#" * 1_000_001), "larger than 1 MB")
-    assert read_yaml(written(tmp_path, b"#" * 1_000_000)) == {}
+    """Breaks if a data set given by mistake is parsed: the limit is 100 kB, itself allowed."""
+    refused_file(written(tmp_path, b"#" * 100_001), "larger than 100 kB")
+    assert read_yaml(written(tmp_path, b"#" * 100_000)) == {}
 
 
 def test_yaml_not_utf8(tmp_path: Path) -> None:

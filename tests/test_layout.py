@@ -16,7 +16,7 @@ ORDER = [
     ("errors",),
     ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours", "distributed"),
     ("norms", "presets", "records", "networks", "objectives", "optim", "views", "machine"),
-    ("data.decode", "data.task", "evals.spec", "paper"),
+    ("data.decode", "data.arrays", "data.task", "evals.spec", "paper"),
     ("method", "data.folder", "data.named", "data.scenes", "data.dense", "data.examine", "evals.metrics"),
     ("data.tars", "data.places", "data.columns", "evals.logistic", "pictures"),
     ("data.layouts", "data.rendered", "data.pairs", "data.index"),

@@ -24,6 +24,7 @@ from byol import interrupt, pretraining, views
 from byol.config import View, Views
 from byol.errors import DiskError, Interrupted, UsageError
 from byol.report import build, collect, embedding, gallery, page, samples, tiles
+from tests.chaos import often
 from tests.conftest import TINY, write_images
 from tests.test_cli import byol as command
 from tests.test_cli import refused
@@ -491,6 +492,62 @@ def test_the_page_in_a_browser(browser: Any, written: Path) -> None:
     assert view.eval_on_selector("canvas.world", pixels) > 10
     assert view.locator(".views canvas").first.evaluate(pixels) > 10
     watched.close()
+
+
+PIECES = [
+    *(
+        '"><img src=x onerror=alert(1)>',
+        "</script><script>alert(2)</script>",
+        "<!--",
+        "-->",
+        "]]>",
+        "<svg/onload=alert(3)>",
+    ),
+    *(
+        "javascript:alert(4)",
+        "${alert(5)}",
+        "{{7*7}}",
+        "&lt;b&gt;",
+        "&#60;",
+        "\\u003cb",
+        "'",
+        '"',
+        "`",
+        "\\",
+        "%SCRIPT%",
+        "\0",
+    ),
+    *("\u202e", "\u2028", "\ud800", "\x1b[31m", "\n", "<base href=//x>", "<meta http-equiv=refresh content=0;url=//x>"),
+    *('" style="background:url(//x)', "<iframe srcdoc='<script>alert(6)</script>'>", "\ufeff", "ﷺ", "🙂"),
+]
+INERT = {"word", "state", "kind", "pages", "created"}  # of the model's own words, and pictures
+
+
+def poisoned(value: Any, random: np.random.Generator, key: str = "") -> Any:
+    """The model of a page with something hostile after every text that comes from outside."""
+    if isinstance(value, dict):
+        return {name: poisoned(item, random, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [poisoned(item, random, key) for item in value]
+    if not isinstance(value, str) or key in INERT:
+        return value
+    return value + "".join(PIECES[i] for i in random.integers(len(PIECES), size=int(random.integers(1, 5))))
+
+
+def test_hostile_texts_in_every_place(browser: Any, written: Path, tmp_path: Path) -> None:
+    """Breaks if any text of the user's, at any place of the page, runs, loads, or is not shown as it is (G21)."""
+    model = data_of(written)
+    for number in range(often(2, 40)):
+        random = np.random.default_rng(number)
+        hostile = {n: v if n in ("help", "paper") else poisoned(v, random, n) for n, v in model.items()}
+        path = tmp_path / "hostile.html"
+        path.write_bytes(page.render(hostile))
+        watched = Watched(browser, path)
+        assert watched.page.locator("img, iframe, base, meta[http-equiv=refresh]").count() == 0
+        assert watched.page.locator("script").count() == 2
+        text = watched.page.locator("main").inner_text()
+        assert sum(text.count(piece) for piece in PIECES[:3]) > 5  # as they are
+        watched.close()
 
 
 def test_curves_answer_pointer_and_keys(browser: Any, written: Path) -> None:

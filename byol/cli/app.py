@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, Token
 
 import byol
 from byol.config import Config, optional
@@ -31,6 +32,11 @@ for flag in ("--help", "--version"):
     app[flag].group = HELP
 
 
+def _as_typed(_: Any, tokens: Sequence[Token]) -> Any:
+    """The config's own conversion is stricter: cyclopts would round 2.5 to a whole number."""
+    return tokens[0].value
+
+
 def flags_of(kind: type, section: str = "") -> Any:
     """The config's dataclasses once more with every field left out by default, to see which flags were given."""
     members = []
@@ -42,8 +48,13 @@ def flags_of(kind: type, section: str = "") -> Any:
             help = next(f for f in fields(kind) if f.name == name).metadata["help"]
             several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
-            many = Ellipsis in get_args(hint)
-            flag = Parameter(help=help, group=group, consume_multiple=many, negative=() if several else None)
+            flag = Parameter(
+                help=help,
+                group=group,
+                consume_multiple=Ellipsis in get_args(hint),
+                negative=() if several else None,
+                converter=_as_typed if hint is int else None,
+            )
             members.append((name, Annotated[optional(hint), flag], field(default=None)))
     made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
     made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one

@@ -150,14 +150,15 @@ def paper(
         Also write the comparison to this .json file.
     """
     from byol import paper as constants
-    from byol.records import read_json, write_json
+    from byol.records import meaning_of, read_object, write_json
 
     if check is None:
         print(constants.listing(like or "paper-1000"))
         return
     if not (check / "run.json").is_file():
         raise UsageError(f"{check} is no run directory: it has no run.json.")
-    lines = constants.check(read_json(check / "run.json"), like)
+    with meaning_of(check / "run.json"):
+        lines = constants.check(read_object(check / "run.json"), like)
     if out:
         write_json(out, [line._asdict() for line in lines])
     print(constants.text(lines))

@@ -14,6 +14,7 @@ from byol.errors import UsageError, nearest
 IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
 NO_LABELS = "none"
+MOST_CLASSES = 1_000_000
 
 
 class Columns(NamedTuple):
@@ -70,6 +71,8 @@ def numbered(values: list[Any], classes: tuple[str, ...]) -> tuple[np.ndarray | 
         names = tuple(sorted(set(values)))
         number = {name: i for i, name in enumerate(names)}
         return np.array([number[value] for value in values], np.int64), tuple(map(printable, names))
+    if max(values, default=0) >= MOST_CLASSES:  # numbers of something else
+        return None, ()
     labels = np.array(values, np.int64)
     if len(classes) <= labels.max(initial=-1):
         classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))

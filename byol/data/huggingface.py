@@ -160,9 +160,9 @@ def _groups(files: list[str], config: Data, spec: str) -> Groups:
     for place, file in enumerate(files):
         try:
             schema, counts = _layout(arrow, file)
-        except (arrow.ArrowException, OSError, ValueError) as error:
+            found = find_columns(arrow, schema, config, spec)
+        except (arrow.ArrowException, OSError, ValueError, KeyError) as error:  # also names that are no UTF-8, or twice
             raise BadData(f"{printable(file)} cannot be read: {places.first_line(error)}.") from None
-        found = find_columns(arrow, schema, config, spec)
         if columns is not None and found != columns:
             raise BadData(f"{printable(file)} has other columns or classes than {printable(files[0])}.")
         columns = found
@@ -182,13 +182,13 @@ def _layout(arrow: Any, file: str) -> tuple[Any, list[int]]:
             opened = arrow.parquet.ParquetFile(source)
             facts = opened.metadata
             return opened.schema_arrow, [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
-    batches = _batches(file)
-    return batches[0].schema, [batch.num_rows for batch in batches]
+    schema, batches = _batches(file)
+    return schema, [batch.num_rows for batch in batches]
 
 
 @lru_cache(maxsize=1024)
-def _batches(file: str) -> list[Any]:
-    """The record batches of an Arrow file, which stay on the disk until they are looked at."""
+def _batches(file: str) -> tuple[Any, list[Any]]:
+    """(schema, record batches) of an Arrow file, which stay on the disk until they are looked at."""
     arrow = _arrow()
     source = arrow.memory_map(file)
     try:
@@ -200,7 +200,7 @@ def _batches(file: str) -> list[Any]:
         batches = list(reader)
     for batch in batches:
         batch.validate(full=True)  # offsets that lead out of the file would end the process
-    return batches
+    return reader.schema, batches
 
 
 @lru_cache(maxsize=2)
@@ -221,7 +221,7 @@ def _bytes(groups: Groups, row: int) -> bytes:
     if file.endswith(".parquet"):
         found = _unpacked(file, number, groups.columns)
     else:
-        found = _batches(file)[number].column(groups.columns.image)
+        found = _batches(file)[1][number].column(groups.columns.image)
         found = found.field("bytes") if groups.columns.nested else found
     return found[place].as_py() or b""
 
@@ -292,7 +292,7 @@ def _image(groups: Groups, row: int) -> Image:
     """As it is stored; a group that cannot be unpacked costs its images, which are kept as empty ones."""
     try:
         content = _bytes(groups, row)
-    except (_arrow().ArrowException, OSError, ValueError) as error:
+    except (_arrow().ArrowException, OSError, ValueError, KeyError) as error:
         say(f"{_describe(groups, row)} cannot be read ({places.first_line(error)}); it is kept as an empty image.")
         content = b""
     extension = next((name for magic, name in KINDS if content.startswith(magic)), "jpg")
@@ -304,13 +304,20 @@ def _labels(groups: Groups) -> tuple[np.ndarray | None, tuple[str, ...]]:
     if not columns.label:
         return None, ()
     for file in groups.files:
-        if file.endswith(".parquet"):
-            with places.opened(file) as source:
-                table = _arrow().parquet.ParquetFile(source).read(columns=[columns.label], use_threads=False)
-            found += table.column(columns.label).to_pylist()
-        else:
-            found += [value for batch in _batches(file) for value in batch.column(columns.label).to_pylist()]
+        try:
+            found += _column(file, columns.label)
+        except (_arrow().ArrowException, OSError, ValueError, KeyError) as error:
+            raise BadData(f"The labels of {printable(file)} cannot be read: {places.first_line(error)}.") from None
     return numbered(found, columns.classes)
+
+
+def _column(file: str, name: str) -> list[Any]:
+    if not file.endswith(".parquet"):
+        return [value for batch in _batches(file)[1] for value in batch.column(name).to_pylist()]
+    with places.opened(file) as source:
+        table = _arrow().parquet.ParquetFile(source).read(columns=[name], use_threads=False)
+    values: list[Any] = table.column(name).to_pylist()
+    return values
 
 
 def _library() -> Any:

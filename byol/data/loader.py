@@ -117,7 +117,10 @@ def _blocks(source: Source, train: np.ndarray, config: Config) -> Blocks | None:
 
 def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None:
     """More bad images than the config allows end the run, with one of them named."""
-    if bad and (bad == total or bad > max(BAD_ALLOWED, config.data.max_bad * total)):
+    most = config.data.max_bad
+    if 0 < most <= 1:
+        most = max(BAD_ALLOWED, most * total)
+    if bad and (bad == total or bad > most):
         first = f"{examples[0].name}: {examples[0].reason}"
         remedy = " `byol doctor` lists them; --data.max_bad 1 goes on without them." if bad < total else ""
         raise BadData(

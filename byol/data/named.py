@@ -20,6 +20,7 @@ from byol.errors import ByolError, DiskError, UsageError, nearest
 SPLIT_PARAMETERS = ("split", "image_set", "version", "classes")  # the names that torchvision's sets use for it
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EEXIST}
+UNSAFE = ("lsun", "lsunclass")  # torchvision checks the digest of whatever else it unpickles
 PATIENCE = 20.0  # seconds without an answer before a download counts as failed
 
 
@@ -48,7 +49,10 @@ def _find(name: str) -> Any:
     except ImportError as error:
         raise UsageError(f"torchvision data sets need the package torchvision: {error}.") from None
     kinds = {n.lower(): getattr(datasets, n) for n in datasets.__all__ if inspect.isclass(getattr(datasets, n))}
-    kinds.pop("visiondataset")
+    for left_out in ("visiondataset", *UNSAFE):
+        kinds.pop(left_out, None)
+    if name.lower() in UNSAFE:
+        raise UsageError(f"torchvision's {name} is not used here: it unpickles a file that lies beside the images.")
     if name.lower() in kinds:
         return kinds[name.lower()]
     # Compared in lower case, so that the case of a misspelt name does not hide its neighbours.

@@ -21,10 +21,10 @@ from byol.crops import MARGIN, center_crop
 from byol.data.loader import loaded, worker_count
 from byol.data.source import BadImage, Source
 from byol.data.task import Part, as_source
-from byol.errors import BadData, UsageError
+from byol.errors import BadData, DiskError, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
 from byol.machine import Machine
-from byol.progress import bar, name_left_out
+from byol.progress import bar, name_left_out, say
 from byol.records import disk_error, read_json, write_atomically, write_json
 
 CHUNK = 256
@@ -111,12 +111,16 @@ def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -
     """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
     path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {fingerprint(part)}")
     facts = path.with_suffix(".json")
-    if not (facts.exists() and _whole(path, len(part))):
+    shape = (len(part), encoder.num_features)
+    values, left_out = _mapped(path, shape), _left_out(facts, len(part))
+    if values is None or left_out is None:
         kept = list[int]()
-        _store(path, (len(part), encoder.num_features), _rows(encoder, part, margin, kept))
-        write_json(facts, {"left_out": sorted(set(range(len(part))) - set(kept))})
-    left_out = read_json(facts)["left_out"]
-    return Features(_mapped(path)[: len(part) - len(left_out)], np.delete(part.targets, left_out, axis=0))
+        _store(path, shape, _rows(encoder, part, margin, kept))
+        left_out = sorted(set(range(len(part))) - set(kept))
+        write_json(facts, {"left_out": left_out})
+        values = _mapped(path, shape)
+        assert values is not None
+    return Features(values[: len(part) - len(left_out)], np.delete(part.targets, left_out, axis=0))
 
 
 def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: float = MARGIN) -> Features:
@@ -124,28 +128,43 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
     one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
     parts = f"{fingerprint(first)} {fingerprint(second)}"
     path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
-    if not _whole(path, len(one.values) + len(two.values)):
+    shape = (len(one.values) + len(two.values), encoder.num_features)
+    found = _mapped(path, shape)
+    if found is None:
         rows = (values[i : i + CHUNK] for values in (one.values, two.values) for i in range(0, len(values), CHUNK))
-        _store(path, (len(one.values) + len(two.values), encoder.num_features), rows)
-    return Features(_mapped(path), np.concatenate([one.targets, two.targets]))
+        _store(path, shape, rows)
+        found = _mapped(path, shape)
+        assert found is not None
+    return Features(found, np.concatenate([one.targets, two.targets]))
 
 
 def _path(cache: Path, key: str) -> Path:
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
 
 
-def _whole(path: Path, count: int) -> bool:
-    """Whether the features of so many images are there; a file cut short counts as missing."""
+def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """Writable for torch, which wants that, though what is written never reaches the file; None: not there, or not
+    these features."""
     try:
-        return len(np.load(path, mmap_mode="r")) == count
-    except (OSError, ValueError, EOFError):
-        return False
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """Writable for torch, which wants that; what is written never reaches the file."""
-    found: np.ndarray = np.load(path, mmap_mode="c")
+        found = np.lib.format.open_memmap(path, mode="c", max_header_size=10_000)
+    except FileNotFoundError:
+        return None
+    except Exception:  # numpy's parser of headers lets through whatever damage raises in it
+        found = None
+    if not isinstance(found, np.memmap) or found.dtype != np.dtype("<f4") or found.shape != shape:
+        say(f"{path} is damaged: the features are computed again.")
+        return None
     return found
+
+
+def _left_out(path: Path, count: int) -> list[int] | None:
+    """The images that could not be read; None: not known, or damaged."""
+    try:
+        found: Any = read_json(path)["left_out"] if path.exists() else None
+    except (DiskError, KeyError, TypeError):
+        return None
+    sound = isinstance(found, list) and all(type(i) is int and 0 <= i < count for i in found)
+    return found if sound and len(set(found)) == len(found) < count else None
 
 
 def _rows(encoder: Encoder, part: Part, margin: float, kept: list[int]) -> Iterator[np.ndarray]:

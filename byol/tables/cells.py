@@ -18,11 +18,13 @@ from typing import Any
 from byol.config import apply, declared, flatten
 from byol.evals.spec import PROTOCOLS, Specs
 from byol.presets import compose
-from byol.records import read_json
+from byol.records import read_object, require
 from byol.tables.table import Column, Overrides, Row, ScaleName, Table, evaluation_spec, resolved
 
 # Fields that change neither images nor weights: where things are, and how a run is logged and kept.
 FREE = {name for name, _, metadata in declared() if metadata["on_resume"]} - {"optim.epochs"} | {"data.root"}
+
+FINISHED = ("tests", "verdict", "looks", "commit", "versions", "seconds", "data", "preset", "overrides", "evaluations")
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,11 @@ class Plan:
 
 def stored(cell: Cell) -> dict[str, Any] | None:
     """The result of a cell that was computed, or failed, before."""
-    found: dict[str, Any] | None = read_json(cell.path) if cell.path.exists() else None
-    return found
+    if not cell.path.exists():
+        return None
+    record = read_object(cell.path, "status")
+    require(record, cell.path, FINISHED if finished(record) else ("error",))
+    return record
 
 
 def finished(record: dict[str, Any] | None) -> bool:

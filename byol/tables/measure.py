@@ -16,7 +16,7 @@ from byol.evals.sweep import Session
 from byol.evaluation import EVALUATE, open_data
 from byol.presets import compose
 from byol.pretraining import pretrain
-from byol.records import read_json, read_metrics, write_json
+from byol.records import read_metrics, read_object, write_json
 from byol.rundir import commit
 from byol.tables.cells import Cell, Evaluation
 
@@ -46,20 +46,20 @@ def pretrained(cell: Cell) -> dict[str, Any]:
     cell.run.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(cell.run.with_suffix(".lock")):
         path = cell.run / "run.json"
-        if not (path.exists() and read_json(path)["status"] in ("finished", "diverged")):
+        if not (path.exists() and read_object(path, "status")["status"] in ("finished", "diverged")):
             try:
                 pretrain(cell.data, cell.run, cell.preset, cell.overrides)
             except Diverged as error:
                 # A finding, not a failure: run.json says so, and what was learned until then is scored.
                 _note_divergence(path, str(error))
         shutil.rmtree(cell.run / "checkpoints", ignore_errors=True)
-        record: dict[str, Any] = read_json(path)
+        record = read_object(path, "status")
         record.setdefault("verdict", {"word": "diverged", "sentence": "Training diverged."})
         return record
 
 
 def _note_divergence(path: Path, sentence: str) -> None:
-    write_json(path, {**read_json(path), "verdict": {"word": "diverged", "sentence": sentence}})
+    write_json(path, {**read_object(path), "verdict": {"word": "diverged", "sentence": sentence}})
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from byol.errors import ByolError, UsageError
 from byol.progress import duration, say
-from byol.records import write_atomically, write_json
+from byol.records import meaning_of, write_atomically, write_json
 from byol.tables import jobs, render
 from byol.tables.cells import Cell, Plan, finished, missing, stored
 from byol.tables.compute import compute
@@ -120,7 +120,8 @@ def _result(plan: Plan, row: Row, cell: Cell) -> dict[str, Any]:
         return {"seed": cell.seed, "key": cell.key, "status": "missing"}
     if not finished(record):
         return {"seed": cell.seed, "key": cell.key, "status": "failed", "error": record["error"]}
-    figures = {column.title: _figure(plan, row, column, cell, record["tests"]) for column in plan.table.columns}
+    with meaning_of(cell.path):
+        figures = {column.title: _figure(plan, row, column, cell, record["tests"]) for column in plan.table.columns}
     return {
         "seed": cell.seed,
         "key": cell.key,

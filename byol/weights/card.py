@@ -10,7 +10,7 @@ import yaml
 
 from byol.config import Config, flatten
 from byol.crops import MARGIN
-from byol.records import read_json
+from byol.records import meaning_of, read_object
 
 FEW = ("data.resolution", "network.encoder", "network.width", "network.small_images", "network.padding")
 
@@ -40,8 +40,8 @@ def config(settings: Config, features: int, plain: bool) -> dict[str, Any]:
 
 def text(run: Path, settings: Config, header: Mapping[str, Any], lines: Sequence[str]) -> str:
     """Markdown with the front matter that the hub reads."""
-    record = read_json(run / "run.json") if (run / "run.json").exists() else {}
-    results = evaluations(run)
+    record = read_object(run / "run.json") if (run / "run.json").exists() else {}
+    results = _results(run)
     front = {
         "library_name": "byol",
         "pipeline_tag": "image-feature-extraction",
@@ -54,31 +54,34 @@ def text(run: Path, settings: Config, header: Mapping[str, Any], lines: Sequence
         f"An encoder of {network.encoder} at width {network.width:g}, for images of {settings.data.resolution} px, "
         + (f"imported from {_escape(str(header['origin']))}." if "origin" in header else "trained without labels."),
         "## Use\n```python\n" + "\n".join(lines) + "\n```",
-        "## Results\n" + (_results(results) or "No evaluation has been run: `byol evaluate RUN --on DATA` makes one."),
+        "## Results\n" + (results or "No evaluation has been run: `byol evaluate RUN --on DATA` makes one."),
     ]
     if record:
-        parts += ["## Data\n" + _data(record), "## Training\n" + _training(record, header)]
-        table = "\n".join(f"{name}: {value}" for name, value in record["config"].items())
+        with meaning_of(run / "run.json"):
+            parts += ["## Data\n" + _data(record), "## Training\n" + _training(record, header)]
+            table = "\n".join(f"{name}: {value}" for name, value in record["config"].items())
         parts.append(f"<details><summary>All settings</summary>\n\n```\n{table}\n```\n</details>")
     return "\n\n".join(parts) + "\n"
 
 
-def evaluations(run: Path) -> list[dict[str, Any]]:
-    """The records of `byol evaluate` that are kept with the run."""
-    return [read_json(path) for path in sorted((run / "evaluations").glob("*/*/result.json"))]
-
-
-def _results(found: Sequence[Mapping[str, Any]]) -> str:
-    if not found:
-        return ""
+def _results(run: Path) -> str:
+    """A row for each figure that `byol evaluate` has kept with the run; empty when there is none."""
     lines = ["| data | protocol | figure | test | seeds |", "|---|---|---|---|---|"]
-    for record in found:
-        for figure, value in record["test"].items():
-            spread = f" ± {100 * value['half_range']:.1f}" if value["seeds"] > 1 else ""
-            score = f"{100 * value['mean']:.1f}{spread} %"
-            cells = (record["data"]["name"], record["protocol"], figure, score, str(value["seeds"]))
-            lines.append("| " + " | ".join(map(_escape, cells)) + " |")
-    return "\n".join(lines)
+    for path in sorted((run / "evaluations").glob("*/*/result.json")):
+        record = read_object(path, "test", "data", "protocol")
+        with meaning_of(path):
+            lines += _rows(record)
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _rows(record: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for figure, value in record["test"].items():
+        spread = f" ± {100 * value['half_range']:.1f}" if value["seeds"] > 1 else ""
+        score = f"{100 * value['mean']:.1f}{spread} %"
+        cells = (record["data"]["name"], record["protocol"], figure, score, str(value["seeds"]))
+        rows.append("| " + " | ".join(map(_escape, cells)) + " |")
+    return rows
 
 
 def _data(record: Mapping[str, Any]) -> str:

@@ -91,8 +91,11 @@ def _is_safetensors(file: Path) -> bool:
 def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, "pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
-    except (SafetensorError, OSError) as error:
+            names = list(opened.keys())
+            if len(names) > MOST_TENSORS:
+                raise ValueError(f"{len(names):,} tensors are more than any ResNet has")
+            return {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise BadData(f"{file} is damaged: {error}.") from None
 
 
@@ -254,6 +257,7 @@ def matched(found: Found, encoder: nn.Module, file: Path) -> dict[str, Tensor]:
     return tensors
 
 
+MOST_TENSORS = 20_000  # some times those of a ResNet-200 with its target, heads and optimizer
 OURS = re.compile(r"(conv1|bn1|layer[1-4]\.\d+)\.")
 HEADS = ("projector.", "predictor.", "classifier.", "momentum_projector.", "momentum_classifier.")
 LIGHTLY = ("projection_head", "prediction_head", "student_", "teacher_", "backbone_momentum.", "online_classifier.")

@@ -12,7 +12,7 @@ import math
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -67,11 +67,22 @@ class Record:
 
 @dataclass
 class Tree:
-    """The machine: its stack, its memory, and where PyTorch's storages are."""
+    """The machine: its stack, its memory, where PyTorch's storages are, and the bytes that it may still make."""
 
     storage: Callable[[Any], torch.Tensor]
+    room: int
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
+
+    def spend(self, made: Any) -> Any:
+        """What was made, which counts: a short file can name one long thing many thousand times."""
+        if isinstance(made, Array):
+            self.room -= made.value.nbytes if made.value is not None else 0
+        elif isinstance(made, list | tuple | dict | bytes):
+            self.room -= len(made) * (1 if isinstance(made, bytes) else 8)
+        if self.room < 0:
+            raise Refused("would unpack to far more than it holds.")
+        return made
 
     def to_mark(self) -> list[Any]:
         place = next(i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is MARK)
@@ -81,6 +92,8 @@ class Tree:
 
 
 MARK = object()
+GROWTH, ROOM = 16, 1 << 24  # what comes out may be so many times the file and these bytes
+KEYS = (str, int, float, bytes, type(None))  # of dictionaries; the hash of nested tuples can take for ever
 LITERALS = {  # instructions that put their own argument on the stack
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "BINBYTES", "BINBYTES8"),
     *("SHORT_BINBYTES", "BYTEARRAY8", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE"),
@@ -92,7 +105,7 @@ GROUPS: dict[str, Callable[[list[Any]], Any]] = {
     "TUPLE": tuple,
     "LIST": list,
     "FROZENSET": list,
-    "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=True)),
+    "DICT": lambda items: _dictionary(zip(items[::2], items[1::2], strict=True)),
 }
 
 
@@ -132,14 +145,22 @@ def _zipped(file: BinaryIO) -> Any:
         if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
             raise Refused("was written on a big-endian machine.")
         known: dict[str, torch.Tensor] = {}
+        left = length = file.seek(0, io.SEEK_END)
+
+        def member(name: str) -> bytes:
+            nonlocal left
+            left -= archive.getinfo(name).file_size  # members may overlap, and so be many times the file
+            if left < 0:
+                raise Refused("is an archive whose members are larger than itself.")
+            return archive.read(name)
 
         def storage(reference: Any) -> torch.Tensor:
             _, kind, key, _, count = reference[:5]
-            if key not in known:
-                known[key] = _values(bytearray(archive.read(f"{root}data/{key}")), kind, count)
+            if _key(key) not in known:
+                known[key] = _values(bytearray(member(f"{root}data/{key}")), kind, count)
             return known[key]
 
-        return run(io.BytesIO(archive.read(tree)), storage)
+        return run(io.BytesIO(member(tree)), storage, length)
 
 
 def _legacy(file: BinaryIO) -> Any:
@@ -147,24 +168,25 @@ def _legacy(file: BinaryIO) -> Any:
     for _ in range(2):
         run(file, _no_storage)
     wanted: dict[str, tuple[torch.Tensor, int]] = {}
+    place = file.tell()
+    left = file.seek(0, io.SEEK_END)
+    file.seek(place)
 
     def storage(reference: Any) -> torch.Tensor:
+        nonlocal left
         _, kind, key, _, count, view = reference
         if view is not None:
             raise Refused("has storages that are views of others, which only very old versions of PyTorch wrote.")
-        if key not in wanted:  # as long as it says, but not longer than the file
-            size = _type(kind).itemsize
-            if not 0 <= count * size <= length:
+        if _key(key) not in wanted:  # as long as it says, but all together not longer than the file
+            left -= count * _type(kind).itemsize
+            if count < 0 or left < 0:
                 raise ValueError("a storage is longer than the file")
-            wanted[key] = torch.empty(count, dtype=_type(kind)), count * size
+            wanted[key] = torch.empty(count, dtype=_type(kind)), count * _type(kind).itemsize
         return wanted[key][0]
 
-    place = file.tell()
-    length = file.seek(0, io.SEEK_END)
-    file.seek(place)
     tree = run(file, storage)
     for key in run(file, _no_storage):
-        tensor, size = wanted[key]
+        tensor, size = wanted.pop(key)
         if int.from_bytes(file.read(8), "little") != len(tensor):
             raise ValueError("a storage has another length than the tree says")
         content = bytearray(file.read(size))
@@ -172,6 +194,8 @@ def _legacy(file: BinaryIO) -> Any:
             raise ValueError("truncated")
         if size:
             tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
+    if wanted:
+        raise ValueError("a storage has no content")
     return tree
 
 
@@ -193,9 +217,29 @@ def _values(content: bytearray, kind: Any, count: int) -> torch.Tensor:
     return torch.frombuffer(content, dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
 
-def run(file: BinaryIO, storage: Callable[[Any], torch.Tensor]) -> Any:
-    """Carries out one program of the file and returns what it leaves."""
-    tree = Tree(storage)
+def _key(value: Any) -> Any:
+    """As the key of a dictionary."""
+    if not isinstance(value, KEYS) and not (isinstance(value, tuple) and all(isinstance(v, KEYS) for v in value)):
+        raise ValueError("a key is neither text nor number")
+    return value
+
+
+def _pairs(given: Any) -> Iterable[Any]:
+    """Of a dictionary or a list; anything else, such as a type of values, has none."""
+    return given.items() if isinstance(given, dict) else given if isinstance(given, list) else ()
+
+
+def _dictionary(pairs: Iterable[Any]) -> dict[Any, Any]:
+    return {_key(key): value for key, value in pairs}
+
+
+def run(file: BinaryIO, storage: Callable[[Any], torch.Tensor], length: int | None = None) -> Any:
+    """Carries out one program of the file (of `length` bytes, when it is only a part) and returns what it leaves."""
+    if length is None:
+        place = file.tell()
+        length = file.seek(0, io.SEEK_END)
+        file.seek(place)
+    tree = Tree(storage, GROWTH * length + ROOM)
     for opcode, argument, _ in pickletools.genops(file):
         name = opcode.name
         if name == "STOP":
@@ -259,7 +303,7 @@ def _stack_global(tree: Tree, _: Any) -> None:
 
 def _reduce(tree: Tree, _: Any) -> None:
     arguments, function = tree.stack.pop(), tree.stack.pop()
-    tree.stack.append(call(function, arguments))
+    tree.stack.append(tree.spend(call(function, arguments)))
 
 
 def _new_with_keywords(tree: Tree, _: Any) -> None:
@@ -270,13 +314,13 @@ def _new_with_keywords(tree: Tree, _: Any) -> None:
 def call(function: Any, arguments: Any) -> Any:
     """What the named function would give, by our own stand-in for it."""
     if isinstance(function, Record):
-        return dict(zip(function.fields, arguments, strict=True))
+        return _dictionary(zip(function.fields, arguments, strict=True))
     if not isinstance(function, Name):
         raise Refused("calls what is no function. Nothing of it was run.")
     if function in CALLS:
         return CALLS[function](*arguments)
     if function.name in MAPPINGS:
-        return dict(arguments[0]) if arguments and isinstance(arguments[0], dict | list) else {}
+        return _dictionary(_pairs(arguments[0] if arguments else ()))
     if function.module.partition(".")[0] in IGNORED:
         return Opaque(function)
     raise Refused(f"calls {function.module}.{function.name}, which no file of weights needs. It was not run.")
@@ -285,6 +329,7 @@ def call(function: Any, arguments: Any) -> Any:
 def _build(tree: Tree, _: Any) -> None:
     state = tree.stack.pop()
     set_state(tree.stack[-1], state)
+    tree.spend(tree.stack[-1] if isinstance(tree.stack[-1], Array) else state)
 
 
 def set_state(target: Any, state: Any) -> None:
@@ -295,7 +340,7 @@ def set_state(target: Any, state: Any) -> None:
     elif isinstance(target, Kind):
         target.order = state[1] if state[1] in ("<", ">", "|", "=") else "="
     elif isinstance(target, dict) and isinstance(state, dict) and isinstance(state.get("_storage"), dict):
-        target.update(state["_storage"])  # Haiku's first mappings
+        target.update(_dictionary(state["_storage"].items()))  # Haiku's first mappings
 
 
 def _array(kind: Any, shape: Sequence[int], content: Any, order: str = "C") -> np.ndarray:
@@ -352,7 +397,7 @@ def _append(tree: Tree, items: list[Any]) -> None:
 def _set(tree: Tree, items: list[Any]) -> None:
     target = tree.stack[-1]
     if isinstance(target, dict):
-        target.update(zip(items[::2], items[1::2], strict=True))
+        target.update(_dictionary(zip(items[::2], items[1::2], strict=True)))
     elif not isinstance(target, Opaque):
         raise ValueError("a dictionary that is none")
 
@@ -427,7 +472,7 @@ CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): lambda sizes: tuple(sizes),
     ("torch", "device"): lambda *names: ":".join(map(str, names)),
     **{(m, kind): lambda items=(): list(items) for m in BUILTINS for kind in ("set", "frozenset", "list", "tuple")},
-    **{(m, "dict"): lambda items=(): dict(items) for m in BUILTINS},
+    **{(m, "dict"): lambda items=(): _dictionary(_pairs(items)) for m in BUILTINS},
     **{(m, "bytes"): lambda *a: bytes(a[0]) if a and isinstance(a[0], list) else b"" for m in BUILTINS},
     **{(m, kind): lambda *_: None for m in BUILTINS for kind in ("int", "float", "str", "bool", "object")},
 }

@@ -269,9 +269,12 @@ def test_full_disk_is_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(UsageError, match=r"LSUN of torchvision needs another package: .*lmdb"):
-        torchvision_source("torchvision:LSUN", tmp_path)
+    def needy(*_: Any, **__: Any) -> None:
+        raise ImportError("No module named 'other'")
+
+    monkeypatch.setattr(datasets.FakeData, "__init__", needy)
+    with pytest.raises(UsageError, match=r"FakeData of torchvision needs another package: .*other"):
+        torchvision_source("torchvision:FakeData", tmp_path)
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(UsageError, match="need the package torchvision"):
         torchvision_source("torchvision:MNIST", tmp_path)
