@@ -308,7 +308,7 @@ def test_parts_give_the_gradient_of_the_whole(target: str, name: str) -> None:
     for part in parted.parts(view1, view2):
         terms.append(parted.objective(part.prediction1, part.target1, part.prediction2, part.target2))
         terms[-1].backward()
-    assert float(sum(terms)) == pytest.approx(float(loss), rel=1e-12)
+    assert float(sum(terms).detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
     for (path, ours), theirs in zip(parted.named_parameters(), whole.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), path
         if ours.grad is not None:
