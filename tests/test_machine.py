@@ -14,12 +14,12 @@ from byol import machine
 if {kept}:
     machine.keep_memory()
 faults = []
-for _ in range(3):
+for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     held = [torch.ones(5_000_000) for _ in range(5)]  # 100 MB, 24,400 pages
     del held
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(faults[-1])
+print(sum(faults[1:]))
 """
 
 
@@ -30,5 +30,4 @@ def test_large_memory_is_kept() -> None:
         kept: int(subprocess.check_output([sys.executable, "-c", FAULTS.format(kept=kept)], text=True))
         for kept in (False, True)
     }
-    assert found[True] < 100
-    assert found[False] > 1000
+    assert found[True] < found[False] / 3
