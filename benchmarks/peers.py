@@ -17,10 +17,10 @@ from byol.records import read_json, write_json
 
 FOLDER = Path("/tmp/byol-peers")
 MINUTES = 5  # for one peer
-# What pip is asked for, one call a line. lightly is installed without its requirements, of which pretraining needs few:
-# the others exist only as source, or want older packages.
+# What pip is asked for, one call a line. lightly is installed without its requirements, of which pretraining needs two:
+# those of its command line exist only as source.
 PEERS: dict[str, list[list[str]]] = {
-    "lightly": [["--no-deps", "lightly==1.6.0"], ["lightly-utils", "tqdm", "aenum"]],
+    "lightly": [["--no-deps", "lightly==1.6.0"], ["pytorch-lightning", "lightly-utils"]],
     "byol-pytorch": [["byol-pytorch==0.9.1"]],
     "solo-learn": [["solo-learn==1.0.2"]],
     "kornia": [["kornia==0.9.0"]],

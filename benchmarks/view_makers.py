@@ -49,10 +49,11 @@ def taps(spec: dict[str, Any]) -> int:
 
 def by_byol(spec: dict[str, Any], data: list[bytes]) -> Callable[[], int]:
     """As training does it: crops one by one where images differ in size, colours by the batch."""
-    from byol import presets, views
+    from byol import machine, presets, views
     from byol.config import Views
     from byol.data.decode import decode
 
+    machine.keep_memory()  # as every run does
     config, size = presets.small_views() if spec["size"] < 64 else Views(), spec["size"]
     held = None if spec["decode"] else torch.stack([decode(each) for each in data])
     step = iter(range(10**9))

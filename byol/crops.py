@@ -93,14 +93,26 @@ def _taps(length: Tensor, outputs: int, antialias: bool, resized: float | None =
     first = (centre - 2 * stretch).floor() + 1
     count = math.ceil(4 * stretch.max().item())
     position = first + torch.arange(count, dtype=torch.float64)[:, None, None]
-    d = (position - centre).abs_().div_(stretch)
-    near = (1.5 * d - 2.5) * d * d + 1
-    far = ((2.5 - 0.5 * d) * d - 4) * d + 2
-    inside = (position >= 0) & (position < length)
-    weight = torch.where(d < 1, near, far) * ((d < 2) & inside)
+    weight = _keys((position - centre).abs_().div_(stretch), antialias)
+    inside = position.clamp_min(0).minimum(length.double() - 1)
+    weight *= inside == position
     # A sum in a fixed order, so that the result is the same bits for any number of threads.
     weight /= functools.reduce(torch.add, weight.unbind())
-    return _Taps(position.long().clamp_min_(0).minimum(length - 1), weight.float())
+    return _Taps(inside.long(), weight.float())
+
+
+def _keys(d: Tensor, antialias: bool) -> Tensor:
+    """Keys' kernel at the distances (taps, B, outputs)."""
+
+    def near(d: Tensor) -> Tensor:
+        return (1.5 * d - 2.5).mul_(d).mul_(d).add_(1)
+
+    def far(d: Tensor) -> Tensor:
+        return (2.5 - 0.5 * d).mul_(d).sub_(4).mul_(d).add_(2)
+
+    if not antialias:  # of the four taps the outer two are 1 to 2 pixels away, the inner two nearer
+        return torch.stack([far(d[0]), near(d[1]), near(d[2]), far(d[3])])
+    return torch.where(d < 1, near(d), far(d)) * (d < 2)
 
 
 def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
@@ -113,9 +125,10 @@ def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
 def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, for every channel."""
     batch, channels, height, width = images.shape
-    columns = columns.expand(batch, -1, -1).transpose(1, 2)
-    wide = torch.bmm(images.reshape(batch, channels * height, width), columns)
-    return torch.matmul(rows.unsqueeze(1), wide.view(batch, channels, height, -1))
+    rows, columns = rows.expand(batch, -1, -1), columns.expand(batch, -1, -1).transpose(1, 2)
+    wide = torch.bmm(images.reshape(batch, channels * height, width), columns).view(batch, channels, height, -1)
+    # A channel at a time: a product that broadcasts the rows over the channels copies them.
+    return torch.stack([torch.bmm(rows, channel) for channel in wide.unbind(1)], 1)
 
 
 def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -14,23 +14,31 @@ from torch import Tensor
 
 from byol.errors import UsageError
 
-ROWS = 16_384  # of the bank, compared at a time
-BLOCK = 512  # queries, when every vector is one
+BANK = 2**25  # numbers of the bank, compared at a time
+BLOCK = 512  # queries at a time
 PAIRS = 2**28  # similarities held at once
 LAZY = 256  # gains looked at again at a time
 
 
 def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them; `queries` have length 1."""
-    similarity = torch.empty(len(queries), 0)
-    rows = torch.empty(len(queries), 0, dtype=torch.int64)
-    for first in range(0, len(bank), ROWS):
-        part = F.normalize(bank[first : first + ROWS].float(), dim=1)
-        here, place = (queries @ part.T).topk(min(k, len(part)), dim=1)
-        similarity, rows = torch.cat([similarity, here], 1), torch.cat([rows, place + first], 1)
-        similarity, order = similarity.topk(min(k, similarity.shape[1]), dim=1)
-        rows = rows.gather(1, order)
-    return similarity, rows
+    blocks = queries.split(BLOCK)
+    found = [(torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.int64)) for block in blocks]
+    rows = max(k, BANK // max(1, bank.shape[1]))
+    for first in range(0, len(bank), rows):
+        part = F.normalize(bank[first : first + rows].float(), dim=1).T
+        for place, block in enumerate(blocks):
+            found[place] = _merged(found[place], (block @ part).topk(min(k, part.shape[1]), dim=1), first, k)
+    return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+
+
+def _merged(before: tuple[Tensor, Tensor], here: tuple[Tensor, Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
+    """The best k of what was found before and of rows that count from `first`."""
+    if not before[0].shape[1]:
+        return here[0], here[1] + first
+    values, rows = torch.cat([before[0], here[0]], 1), torch.cat([before[1], here[1] + first], 1)
+    values, order = values.topk(min(k, values.shape[1]), dim=1)
+    return values, rows.gather(1, order)
 
 
 def other_neighbours(vectors: Tensor, k: int, advance: Callable[[int], None]) -> tuple[Tensor, Tensor]:

@@ -204,8 +204,8 @@ def _band(kernel: Tensor, length: int, border: str) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
-    """Invert what is at or above the threshold."""
-    return torch.where(images < threshold, images, 1 - images)
+    """Invert what is at or above the threshold, in images in [0, 1]: |1 - x| there, |0 - x| elsewhere."""
+    return (images >= threshold).to(images.dtype).sub_(images).abs_()
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

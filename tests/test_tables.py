@@ -404,6 +404,22 @@ def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
     assert render.markdown(made_up()) in found
 
 
+def test_speed_of_a_busy_machine_is_not_rendered(tmp_path: Path) -> None:
+    """Breaks if figures taken while others computed reach the README, or a missed goal is called reached."""
+    from benchmarks import render as readme
+
+    text = "<!-- speed: x -->\nold\n<!-- /speed -->\n"
+    goal = {"what": "views", "figure": 3.2, "goal": 5.0, "least": True, "unit": "×", "reached": False}
+    about = {"entry": "views-32", "versions": {"cores": "2", "torch": "2"}, "goals": [goal], "figures": {}}
+    write_json(tmp_path / "speed-views-32.json", about | {"idle": False})
+    assert "3.2" not in readme.with_speed(text, tmp_path)
+    write_json(tmp_path / "speed-views-32.json", about | {"idle": True})
+    found = readme.with_speed(text, tmp_path)
+    assert "| views | 3.2 × | ≥ 5 × | no |" in found
+    assert readme.BOUNDS["views-32"] in found
+    assert "old" not in found
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

@@ -15,7 +15,7 @@ from byol.evals.metrics import score
 from byol.evals.spec import Knn
 from byol.evals.sweep import Result, Session
 
-QUERIES = 4096  # compared at a time: their similarities need not fit in memory
+QUERIES = 65_536  # at a time: their neighbours need not fit in memory
 
 
 def votes(
