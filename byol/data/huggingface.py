@@ -223,6 +223,8 @@ def _bytes(groups: Groups, row: int) -> bytes:
     else:
         found = _batches(file)[1][number].column(groups.columns.image)
         found = found.field("bytes") if groups.columns.nested else found
+    if place >= len(found):
+        raise ValueError("its group has fewer rows than the file says")
     return found[place].as_py() or b""
 
 
@@ -248,7 +250,10 @@ def _in_place(spec: str, groups: Groups, config: Data) -> Source:
 
 
 def _read(groups: Groups, max_megapixels: float, row: int) -> torch.Tensor:
-    content = _bytes(groups, row)
+    try:
+        content = _bytes(groups, row)
+    except (_arrow().ArrowException, OSError, ValueError) as error:
+        raise BadImage(places.first_line(error)) from None
     check_size(len(content), max_megapixels)
     return decode(content, max_megapixels)
 
@@ -308,6 +313,8 @@ def _labels(groups: Groups) -> tuple[np.ndarray | None, tuple[str, ...]]:
             found += _column(file, columns.label)
         except (_arrow().ArrowException, OSError, ValueError, KeyError) as error:
             raise BadData(f"The labels of {printable(file)} cannot be read: {places.first_line(error)}.") from None
+    if len(found) != groups.ends[-1]:
+        raise BadData(f"{printable(groups.files[0])} has {len(found):,} labels for {groups.ends[-1]:,} rows.")
     return numbered(found, columns.classes)
 
 
