@@ -7,7 +7,6 @@ Contestants alternate within every round. Prints one line of JSON: lists of seco
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -28,6 +27,7 @@ from byol.data import loader
 from byol.data.loader import BadList, Images
 from byol.data.source import Source
 from byol.machine import Machine
+from byol.progress import silent
 from byol.rundir import Request, Setup
 
 
@@ -166,7 +166,7 @@ def features(spec: dict[str, Any]) -> dict[str, Any]:
 
     works = {"byol": lambda: extract(encoder, source)}
     works |= {f"{workers} workers": lambda workers=workers: plain(workers) for workers in (1, 2, 4)}
-    with contextlib.redirect_stderr(None):
+    with silent(True):
         return races(works, spec["rounds"]) | {"images": count}
 
 
