@@ -181,7 +181,7 @@ def passed(encoder: str, views: list[Tensor]) -> tuple[Tensor, Tensor]:
     model = norms.synchronize(method.build(config.network).to(views[0].dtype), 0)
     optimizer = optim.build(model, config.optim, False)
     out = model(*views)
-    model.objective(out.prediction1, out.target1, out.prediction2, out.target2).backward()
+    model.loss(out).backward()
     average_gradients(optimizer, 1)
     grads = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
     stats = [b.reshape(-1) for b in model.buffers() if b.is_floating_point()]

@@ -156,7 +156,7 @@ NUMBERS = st.floats(-1e3, 1e3).map(lambda v: v if abs(v) > 1e-6 else 0.0)
 @tries(80, 10_000)
 @given(
     st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(NUMBERS, min_size=n, max_size=n)] * 4)),
-    st.floats(0, 1),
+    st.floats(0, 1).map(lambda v: v if v > 1e-12 else 0.0),  # less is lost in the squares of a norm
     st.lists(st.floats(0, 10), min_size=3, max_size=3),
     st.booleans(),
 )
@@ -179,7 +179,7 @@ def test_lars_is_its_formula(values: Any, decay: float, rates: list[float], adap
 def a_run(draw: st.DrawFn) -> tuple[int, int, int, int, loader.Blocks | None]:
     """(images, batch, passes, processes, shards): any that divide as the config demands."""
     world, passes = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    batch = world * passes * draw(st.integers(1, 4))
+    batch = world * passes * draw(st.integers(1 if world > 1 else 2, 4))  # two images a pass at least
     count = draw(st.integers(1, 60))
     if draw(st.booleans()):
         return count, batch, passes, world, None

@@ -73,7 +73,8 @@ def test_deepmind_representations(tmp_path: Path, size: int) -> None:
     found = imports.import_encoder(file, tmp_path / "encoder.safetensors")
     header = encoder_header(tmp_path / "encoder.safetensors")
     assert found.origin == "DeepMind BYOL"
-    assert header["network"] == {"encoder": "resnet50", "width": 0.125, "small_images": False, "padding": "same"}
+    shape = {"encoder": "resnet50", "width": 0.125, "small_images": False, "padding": "same", "zero_init_last": False}
+    assert header["network"] == shape
     assert {name.split("/")[0] for name in found.left_out} == {"projector", "predictor", "classifier"}
     recorded = np.load(PARITY / "deepmind_resnet50_eighth_expected.npz")
     pixels = torch.from_numpy(recorded[f"images_{size}"]).permute(0, 3, 1, 2).float() / 255

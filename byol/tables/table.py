@@ -29,7 +29,7 @@ CPU: Overrides = {
     "optim.predictor_lr": 1.0,
     "run.checkpoint_seconds": 60.0,
 }
-CPU_SPEC: Overrides = {"transfer.penalties": (1e-6, 1e-4, 1e-2, 1.0, 1e2)}  # 45 would take as long as the training
+CPU_SPEC: Overrides = {"transfer.penalties": [1e-6, 1e-4, 1e-2, 1.0, 1e2]}  # 45 would take as long as the training
 
 
 class Times(NamedTuple):
