@@ -182,11 +182,15 @@ def speed_section(found: list[dict[str, Any]]) -> str:
     about = found[0]
     tried = {name: version for record in found for name, version in record.get("peers", {}).get("versions", {}).items()}
     missing = {name: why for record in found for name, why in record.get("peers", {}).get("missing", {}).items()}
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(tried.items()))
+    peers = [
+        f"Peers: {versions}, and a loop by hand with",
+        "torchvision v2; tuned means bf16, channels-last and the best number of workers.",
+    ]
     lines = [
         f"`make bench`, in one run on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
         "contestants alternate, each in its own process with the same encoder, batch and files; medians of rounds.",
-        f"Peers: {', '.join(f'{name} {version}' for name, version in sorted(tried.items()))}, and a loop by hand with",
-        "torchvision v2; tuned means bf16, channels-last and the best number of workers.",
+        *(peers if tried else ["Pretraining and views beside the peers are not measured yet."]),
         *(f"Not a contestant: {name} ({why})." for name, why in sorted(missing.items())),
         "",
         "| what | measured | goal | reached |",
@@ -197,7 +201,9 @@ def speed_section(found: list[dict[str, Any]]) -> str:
     if short:
         lines += ["", "What bounds those that are not reached:", ""]
         lines += [f"- {name}: {BOUNDS[name]}." for name in short]
-    return "\n".join([*lines, "", f"![Images a second beside the peers](results/{PLOT})"]) + "\n"
+    if tried:
+        lines += ["", f"![Images a second beside the peers](results/{PLOT})"]
+    return "\n".join(lines) + "\n"
 
 
 def speed_row(goal: dict[str, Any]) -> str:
