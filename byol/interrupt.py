@@ -59,7 +59,7 @@ def _end_now() -> None:
 def _come_again() -> None:
     """What comes up in a callback of Python's own, such as that of a fork, is printed and forgotten: so it comes up
     again until it has reached `handled`."""
-    if _state["raised"]:
+    if _state["raised"] and signal.getsignal(signal.SIGTERM) is handle:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
