@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from byol.progress import say
 from byol.records import read_json, write_json
 
-FOLDER = Path("/tmp/byol-peers")
+FOLDER = Path(tempfile.gettempdir()) / "byol-peers"
 MINUTES = 5  # for one peer
 # What pip is asked for, one call a line. lightly is installed without its requirements, of which pretraining needs two:
 # those of its command line exist only as source.
