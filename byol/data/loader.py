@@ -324,6 +324,8 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
     except ByolError as error:  # torch puts the worker's traceback before the sentence
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
+    except (ConnectionError, EOFError):  # it died while it handed something over
+        raise RuntimeError("DataLoader worker was killed") from None
     finally:
         if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
             items._shutdown_workers()  # type: ignore[attr-defined]
