@@ -57,6 +57,9 @@ class Lost(ByolError):
     said_by = 0
 
 
+KILLED = "DataLoader worker"  # how torch begins its words about one that was killed; it may come up anywhere
+
+
 class Diverged(ByolError):
     """The numbers are no longer usable: a loss or gradient is not finite."""
 

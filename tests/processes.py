@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,15 +59,19 @@ def _fork(job: dict[str, Any], rank: int, port: int, error: Path) -> int:
     if job["world"] > 1:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(job["world"]), "LOCAL_RANK": str(rank)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if "check" in job:
+        from tests import checks
+
+        end_with(getattr(checks, job["check"]))
+    end_with(partial(_command, job, rank))
+
+
+def end_with(work: Callable[[], None]) -> NoReturn:
+    """The end of a forked process: its work, and the exit code of that; an error is printed."""
     code = 1
     try:
-        if "check" in job:
-            from tests import checks
-
-            getattr(checks, job["check"])()
-            code = 0
-        else:
-            _command(job, rank)
+        work()
+        code = 0
     except SystemExit as ending:
         code = int(ending.code or 0)
     except BaseException:

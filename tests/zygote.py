@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.processes import end_with
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -96,17 +98,7 @@ def _child(request: dict[str, Any]) -> None:
     from byol.__main__ import main
 
     sys.argv = ["byol", *request["start"]]
-    code = 1
-    try:
-        main()
-    except SystemExit as ending:
-        code = int(ending.code or 0)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
+    end_with(main)
 
 
 def _main() -> None:

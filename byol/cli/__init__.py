@@ -10,9 +10,7 @@ from cyclopts.exceptions import CycloptsError, UnknownOptionError
 from byol import interrupt
 from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
-from byol.errors import ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
-
-KILLED = "DataLoader worker"  # torch notices it by a signal, so it may come up anywhere
+from byol.errors import KILLED, ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
 
 
 def _explain(error: CycloptsError) -> str:

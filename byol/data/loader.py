@@ -27,7 +27,7 @@ from byol import distributed, views
 from byol.config import Config, Plan
 from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
-from byol.errors import BadData, ByolError, DiskError, UsageError
+from byol.errors import KILLED, BadData, ByolError, DiskError, UsageError
 from byol.progress import bar, name_left_out
 
 T = TypeVar("T")
@@ -325,7 +325,7 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
     except (ConnectionError, EOFError):  # it died while it handed something over
-        raise RuntimeError("DataLoader worker was killed") from None
+        raise RuntimeError(f"{KILLED} was killed") from None
     finally:
         if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
             items._shutdown_workers()  # type: ignore[attr-defined]
