@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # One parameter an image: a tensor (B,), or one number for all.
@@ -81,13 +82,15 @@ class _Taps(NamedTuple):
     weight: Tensor
 
 
-def _taps(length: Tensor, outputs: int, antialias: bool, resized: float | None = None, skip: int = 0) -> _Taps:
+def _taps(
+    length: Tensor, outputs: int, antialias: bool, resized: Tensor | float | None = None, skip: Tensor | int = 0
+) -> _Taps:
     """Bicubic taps to bring `length` (B, 1) pixels to `resized` ones, of which `outputs` are wanted from `skip` on.
 
     Keys' kernel with a = -0.5 and half-pixel centres; taps outside the source are dropped and the rest renormalised,
     as TensorFlow 2 does. Float64, because float32 positions are off by 1e-5 of a pixel in large images.
     """
-    scale = length.double() / (resized or outputs)
+    scale = length.double() / (outputs if resized is None else resized)
     stretch = scale.clamp_min(1) if antialias else torch.ones_like(scale)
     centre = (torch.arange(outputs, dtype=torch.float64) + 0.5 + skip) * scale - 0.5
     first = (centre - 2 * stretch).floor() + 1
@@ -150,17 +153,18 @@ def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) ->
 def crop_resize_one(image: Tensor, box: Box | tuple[int, int, int, int], size: int, antialias: bool = False) -> Tensor:
     """One box of one uint8 image (3, H, W) of any size, as float32 (3, size, size); the same bits for any threads."""
     top, left, height, width = (int(side) for side in box)
-    rows, columns = (_taps(torch.tensor([[side]]), size, antialias) for side in (height, width))
-    return _gather(image[:, top : top + height, left : left + width], rows, columns)
+    taps = _taps(torch.tensor([[height], [width]]), size, antialias)
+    return _gather(image[:, top : top + height, left : left + width], taps)
 
 
-def _gather(image: Tensor, rows: _Taps, columns: _Taps) -> Tensor:
-    """Weighted sums of whole rows, twice: only elementwise work, in a fixed order."""
-    for taps in (rows, columns):
-        # Rows (dim 1) are contiguous and copied as blocks, hence the transposition between the two passes.
-        parts = (image.index_select(1, i[0]).float().mul_(w.view(-1, 1)) for i, w in zip(*taps, strict=True))
-        image = functools.reduce(Tensor.add_, parts).transpose(1, 2).contiguous()
-    return image.div_(255).clamp_(0, 1)
+def _gather(image: Tensor, taps: _Taps) -> Tensor:
+    """Weighted sums of whole rows of one image, then of its columns, each in a fixed order; taps (taps, 2, outputs)."""
+    lines = image.transpose(0, 1).float()
+    for position, weight in zip(taps.position.unbind(1), taps.weight.unbind(1), strict=True):
+        # What makes a line is a bag of lines. The other side's pixels come first then, for the second pass.
+        sums = F.embedding_bag(position.T.contiguous(), lines.flatten(1), mode="sum", per_sample_weights=weight.T)
+        lines = sums.unflatten(1, (3, -1)).transpose(0, 2).contiguous()
+    return lines.transpose(0, 1).contiguous().div_(255).clamp_(0, 1)
 
 
 def resize(images: Tensor, height: int, width: int, antialias: bool = False) -> Tensor:
@@ -177,22 +181,21 @@ def center_crop(image: Tensor, size: int, antialias: bool = False, margin: float
     """
     if image.shape[-2:] == (size, size):
         return image.float().div_(255)
-    return _gather(image, *_center_taps(image, size, antialias, margin))
+    return _gather(image, _center_taps(image, size, antialias, margin))
 
 
 def center_crops(images: Tensor, size: int, antialias: bool = False) -> Tensor:
     """`center_crop` of uint8 images (B, 3, H, W) of one size."""
     if images.shape[-2:] == (size, size):
         return images.float().div_(255)
-    taps = zip(_center_taps(images, size, antialias, MARGIN), images.shape[2:], strict=True)
-    return _resample(images, *(_matrix(side, 0, length) for side, length in taps))
+    taps = _center_taps(images, size, antialias, MARGIN)
+    sides = (_Taps(*(field[:, side : side + 1] for field in taps)) for side in (0, 1))
+    matrices = (_matrix(side, 0, length) for side, length in zip(sides, images.shape[2:], strict=True))
+    return _resample(images, *matrices)
 
 
-def _center_taps(image: Tensor, size: int, antialias: bool, margin: float) -> list[_Taps]:
+def _center_taps(image: Tensor, size: int, antialias: bool, margin: float) -> _Taps:
     """For rows and columns."""
     sides = image.shape[-2:]
-    resized = [round(side * round(size * margin) / min(sides)) for side in sides]
-    return [
-        _taps(torch.tensor([[side]]), size, antialias, resized=whole, skip=(whole - size) // 2)
-        for side, whole in zip(sides, resized, strict=True)
-    ]
+    resized = torch.tensor([[round(side * round(size * margin) / min(sides))] for side in sides])
+    return _taps(torch.tensor(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)

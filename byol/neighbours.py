@@ -15,6 +15,7 @@ from torch import Tensor
 from byol.errors import UsageError
 
 BANK = 2**25  # numbers of the bank, compared at a time
+GROUP = 16  # similarities of which the highest is found first
 BLOCK = 512  # queries at a time
 PAIRS = 2**28  # similarities held at once
 LAZY = 256  # gains looked at again at a time
@@ -28,8 +29,26 @@ def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for first in range(0, len(bank), rows):
         part = F.normalize(bank[first : first + rows].float(), dim=1).T
         for place, block in enumerate(blocks):
-            found[place] = _merged(found[place], (block @ part).topk(min(k, part.shape[1]), dim=1), first, k)
+            found[place] = _merged(found[place], _top(block @ part, k), first, k)
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+
+
+def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Values and columns (Q, k) of the highest in each row, or all of them.
+
+    They are among the k groups with the highest maxima; a maximum costs little, a selection among all a lot.
+    """
+    queries, columns = similarity.shape
+    groups = columns // GROUP
+    if groups <= k:
+        return similarity.topk(min(k, columns), dim=1)
+    grouped = similarity[:, : groups * GROUP].unflatten(1, (GROUP, groups))
+    best = grouped.amax(1).topk(k, dim=1, sorted=False).indices
+    among = (best[:, None] + groups * torch.arange(GROUP)[:, None]).flatten(1)
+    rest = torch.arange(groups * GROUP, columns).expand(queries, -1)
+    among = torch.cat([among, rest], 1)
+    values, order = similarity.gather(1, among).topk(k, dim=1)
+    return values, among.gather(1, order)
 
 
 def _merged(before: tuple[Tensor, Tensor], here: tuple[Tensor, Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
@@ -47,9 +66,9 @@ def other_neighbours(vectors: Tensor, k: int, advance: Callable[[int], None]) ->
     for first in range(0, len(vectors), BLOCK):
         similarity = vectors[first : first + BLOCK] @ vectors.T
         similarity[torch.arange(len(similarity)), torch.arange(first, first + len(similarity))] = -2.0
-        best = similarity.topk(min(k, len(vectors) - 1), dim=1)
-        values.append(best.values)
-        rows.append(best.indices)
+        best, row = _top(similarity, min(k, len(vectors) - 1))
+        values.append(best)
+        rows.append(row)
         advance(len(similarity))
     return torch.cat(values), torch.cat(rows)
 

@@ -127,7 +127,7 @@ def augmenting_rate(config: Config, device: torch.device) -> float:
     """Images a second whose two crops become views, in the training process."""
     size = config.data.resolution
     crops = torch.rand(BATCH, 3, size, size, device=device)
-    draws = [views.draw_to(draw, device) for draw in views.draw(0, 0, BATCH, config.views)]
+    draws = views.draw(0, 0, BATCH, config.views)
     for draw in draws:  # once to warm up
         views.finish(crops, draw, config.views)
     began, count = time.perf_counter(), 0

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from byol.config import View, Views
-from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one, separable
+from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
+STRIPE = 32  # pixels of an image blurred at a time
+CACHE = 2**18  # numbers of a batch changed at a time: a megabyte
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
 
 
@@ -88,11 +91,6 @@ def _choose(uniform: Tensor, view: View, config: Views) -> ViewDraw:
 def slice_draw(draw: ViewDraw, start: int, stop: int) -> ViewDraw:
     """The choices for images start to stop of the batch."""
     return ViewDraw(*(field[start:stop] for field in draw))
-
-
-def draw_to(draw: ViewDraw, device: torch.device | str) -> ViewDraw:
-    """The choices on a device, but for the crop's: boxes are found in float64 on the CPU, which mps does not have."""
-    return ViewDraw(*(field if field.dtype == torch.float64 else field.to(device) for field in draw))
 
 
 def boxes(draw: ViewDraw, height: PerImage, width: PerImage, config: Views) -> Box:
@@ -185,22 +183,31 @@ def gaussian_blur(
     if radius == 0:
         return images.clone()
     offset = torch.arange(-radius, radius + 1, dtype=images.dtype, device=images.device)
-    kernel = torch.exp(-(offset**2) / (2 * _per_image(sigma, images)[..., 0] ** 2))  # (B or 1, 1, taps)
+    kernel = torch.exp(-(offset**2) / (2 * _per_image(sigma, images)[..., 0, 0] ** 2))  # (B or 1, taps)
     kernel /= kernel.sum(-1, keepdim=True)
-    rows, columns = (_band(kernel, length, border) for length in images.shape[2:])
-    return separable(images, rows, columns)
+    # Products with small bands, each for a stripe of the image: a third of the work of a band as large as the image.
+    height, width = images.shape[2:]
+    (tall, below), (wide, beside) = (_stripes(length) for length in (height, width))
+    around = F.pad(images, (radius,) * 4, mode="constant" if border == "zero" else border)
+    around = F.pad(around, (0, beside, 0, below))
+    rows, columns = (_band(kernel, stripe)[:, None, None] for stripe in (tall, wide))
+    blurred = (rows @ around.unfold(2, rows.shape[-1], tall).mT).flatten(2, 3)
+    blurred = blurred.unfold(3, columns.shape[-1], wide).movedim(3, 2) @ columns.mT
+    return blurred.movedim(2, 3).flatten(3)[..., :height, :width]
 
 
-def _band(kernel: Tensor, length: int, border: str) -> Tensor:
-    """The convolution with kernels (B, 1, taps) over `length` pixels, as matrices (B, length, length)."""
-    radius = kernel.shape[-1] // 2
-    index = torch.arange(length)[:, None] + torch.arange(-radius, radius + 1)
-    if border == "reflect":
-        assert radius < length, "a reflected border cannot be wider than the image"
-        index = (length - 1) - ((length - 1) - index.abs()).abs()
-    weight = kernel * ((index >= 0) & (index < length)).to(kernel.device)
-    index = index.clamp(0, length - 1).to(kernel.device).expand(weight.shape)
-    return kernel.new_zeros(len(kernel), length, length).scatter_add_(-1, index, weight)
+def _stripes(length: int) -> tuple[int, int]:
+    """How many pixels to take at a time, evenly, and how many pixels the last stripe lacks."""
+    count = math.ceil(length / STRIPE)
+    stripe = math.ceil(length / count)
+    return stripe, count * stripe - length
+
+
+def _band(kernel: Tensor, length: int) -> Tensor:
+    """The convolution with kernels (B, taps) that makes `length` pixels, as matrices (B, length, length + taps - 1)."""
+    span = length + kernel.shape[1] - 1
+    # Rows one shorter than their content, so that each begins one place later than the one before.
+    return F.pad(kernel, (0, length)).repeat(1, length)[:, : length * span].view(-1, length, span)
 
 
 def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
@@ -216,33 +223,56 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 @torch.no_grad()
 def augment(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
     """The drawn flip, colour changes, blur and solarization of crops (B, 3, S, S) in [0, 1], in the paper's order."""
-    return _augment_(images.clone(), draw, config)
+    images = images.clone()
+    for few, own in _in_cache(images, draw):
+        _augment_(few, own, config)
+    return images
 
 
-def _augment_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
+def _in_cache(images: Tensor, draw: ViewDraw) -> Iterator[tuple[Tensor, ViewDraw]]:
+    """On a CPU as many images at a time as stay in a core's cache through all operations, with their choices."""
+    few = max(1, CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
+    for start in range(0, len(images), few):
+        yield images[start : start + few], slice_draw(draw, start, start + few)
+
+
+def _augment_(images: Tensor, draw: ViewDraw, config: Views) -> None:
     def change(gate: Tensor, operation: Callable[..., Tensor], *parameters: Tensor) -> None:
-        """Only the images behind the gate are worked on; the index is made on the CPU, so a GPU is not waited for."""
-        chosen = gate.cpu().nonzero()[:, 0]
-        if len(chosen):
-            values = [parameter[chosen.to(parameter.device)] for parameter in parameters]
+        """Only the images behind the gate are worked on; choices stay on the CPU, so a GPU is not waited for."""
+        chosen = gate.nonzero()[:, 0]
+        if not len(chosen):
+            return
+        values = [parameter[chosen].to(images.device) for parameter in parameters]
+        if len(chosen) == len(images):
+            images.copy_(operation(images, *values).clamp_(0, 1))
+        else:
             index = chosen.to(images.device)
             images.index_copy_(0, index, operation(images.index_select(0, index), *values).clamp_(0, 1))
 
     change(draw.flip, lambda chosen: chosen.flip(-1))
     strengths = (draw.brightness, draw.contrast, draw.saturation, draw.hue)
-    for turn in range(OPS):
-        for op, (adjust, strength) in enumerate(zip(COLOUR[config.colour], strengths, strict=True)):
-            change(draw.jitter & (draw.order[:, turn] == op), adjust, strength)
+    if draw.jitter.any():
+        for turn in range(OPS):
+            for op, (adjust, strength) in enumerate(zip(COLOUR[config.colour], strengths, strict=True)):
+                change(draw.jitter & (draw.order[:, turn] == op), adjust, strength)
     change(draw.grayscale, to_grayscale)
     if blur_taps(images.shape[2]) > 1:
         change(draw.blur, lambda chosen, sigma: gaussian_blur(chosen, sigma, border=config.border), draw.sigma)
     change(draw.solarize, solarize)
-    return images.clamp_(0, 1)
+    images.clamp_(0, 1)
 
 
+@torch.no_grad()
 def finish(crops: Tensor, draw: ViewDraw, config: Views) -> Tensor:
     """Augment and normalize crops (B, 3, S, S) in [0, 1] that loader workers have made."""
-    return normalize(augment(crops, draw, config), config.mean, config.std)
+    return _finish_(crops.clone(), draw, config)
+
+
+def _finish_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
+    for few, own in _in_cache(images, draw):
+        _augment_(few, own, config)
+        few.copy_(normalize(few, config.mean, config.std))
+    return images
 
 
 @torch.no_grad()
@@ -251,8 +281,7 @@ def views(images: Tensor, draws: tuple[ViewDraw, ViewDraw], config: Views, size:
 
     def make(draw: ViewDraw) -> Tensor:
         box = boxes(draw, images.shape[2], images.shape[3], config)
-        crops = crop_resize(images, box, size, config.antialias)
-        return normalize(_augment_(crops, draw, config), config.mean, config.std)
+        return _finish_(crop_resize(images, box, size, config.antialias), draw, config)
 
     return make(draws[0]), make(draws[1])
 

@@ -50,6 +50,17 @@ def test_other_neighbours_by_sorting() -> None:
     assert (rows != torch.arange(1100)[:, None]).all()
 
 
+@pytest.mark.parametrize(("rows", "k"), [(7, 20), (319, 20), (321, 20), (5003, 20), (5003, 313), (70_000, 3)])
+def test_nearest_by_sorting(rows: int, k: int) -> None:
+    """Breaks if the best of a group, of the rows beyond the last whole group or of a later part of the bank is lost."""
+    bank, queries = unit(rows, 512 if rows == 70_000 else 8), unit(33, 512 if rows == 70_000 else 8, seed=1)
+    values, found = neighbours.nearest(bank, queries, k)
+    every = queries @ bank.T
+    np.testing.assert_allclose(values.numpy(), -np.sort(-every.numpy(), axis=1)[:, :k], atol=1e-6)
+    np.testing.assert_allclose(every.gather(1, found).numpy(), values.numpy(), atol=1e-6)
+    assert all(len(set(row)) == min(k, rows) for row in found.tolist())
+
+
 def test_pairs_are_all_pairs() -> None:
     """Breaks if a pair across blocks, or on either side of the diagonal, is lost or counted twice."""
     vectors = unit(1100, 4)

@@ -405,12 +405,15 @@ def test_slices_of_a_draw_give_slices_of_the_views() -> None:
         close(some, all_views[8:20], 2e-5)
 
 
-def test_crop_choices_stay_on_the_cpu() -> None:
-    """Breaks when float64 is sent to a device: mps has none. The meta device stands for any other."""
-    draw, _ = views.draw(0, 0, 2, Views())
-    moved = views.draw_to(draw, "meta")
-    assert {moved.hue.device.type, moved.order.device.type, moved.blur.device.type} == {"meta"}
-    assert torch.equal(moved.area, draw.area)
+def test_choices_stay_on_the_cpu() -> None:
+    """Breaks when float64 is sent to a device (mps has none) or a device is asked what was chosen, and so waited for.
+
+    The meta device stands for any other: nothing can be read from it.
+    """
+    for draw in views.draw(0, 0, 8, Views()):
+        finished = views.finish(torch.empty(8, 3, 40, 40, device="meta"), draw, Views())
+        assert finished.device.type == "meta"
+        assert finished.dtype == torch.float32
 
 
 def test_gate_frequencies() -> None:
