@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from byol import distributed
+from byol import collectives
 from byol.errors import Diverged
 from byol.machine import Machine
 from byol.method import Method
@@ -76,7 +76,7 @@ def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tenso
     found = gradients(optimizer)
     if passes > 1:
         torch._foreach_div_(found, passes)
-    distributed.average([*found, *numbers])
+    collectives.average([*found, *numbers])
 
 
 def measure(optimizer: Optimizer, numbers: Sequence[Tensor]) -> Step:

@@ -1,4 +1,4 @@
-"""Several processes as one run: how they meet, what they exchange, and how all of them end when one does.
+"""Several processes as one run: how they meet, what they tell each other, and how all of them end when one does.
 
 The first process decides and writes; every process computes its slice of the global batch, and what is said over the
 batch (statistics, negatives, gradients) is said over all of it. With a single process nothing here does anything.
@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -34,7 +33,6 @@ JOIN_SECONDS = 600.0  # machines of a cluster do not start together
 BEAT_SECONDS = 0.5
 PATIENCE = 0.3  # of the timeout: a process without a heart beat is dead, one that is only late has the whole timeout
 LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
-BUCKET_BYTES = 25_000_000
 
 GONE = re.compile("gloo|nccl|socket|store|connect|timed? ?out|broken pipe|reset by peer", re.IGNORECASE)
 
@@ -97,6 +95,11 @@ def first_host(nodes: str) -> str:
     match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)
     assert match
     return "".join(part or "" for part in match.groups())
+
+
+def current() -> Job | None:
+    """The job that this process is of, if it is not alone."""
+    return _job
 
 
 def rank() -> int:
@@ -173,7 +176,7 @@ def _join(who: Seat, cuda: bool, timeout: float) -> Job:
 def _leave(job: Job, seconds: float = math.inf) -> None:
     """The first goes last: the others may still want to read what it keeps."""
     keys = [f"left.{other}" for other in range(job.seat.world)]
-    with _together():
+    with together():
         job.store.set(keys[job.seat.rank], "")
         until = time.monotonic() + seconds
         while job.seat.rank == 0 and not job.store.check(keys) and time.monotonic() < until:
@@ -253,7 +256,7 @@ def _found(store: Any, reason: object = "") -> Lost:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Around everything that needs the others: their failure becomes `Lost`, with their message."""
     try:
         yield
@@ -268,7 +271,7 @@ def _wait(key: str) -> None:
     """For as long as it takes: it is the heart's business whether somebody is still there to set the key."""
     assert _job
     seconds = 0.001
-    with _together():
+    with together():
         while not _job.store.check([key]):
             if _job.store.check(["error"]):
                 raise _found(_job.store)
@@ -280,7 +283,7 @@ def meet() -> None:
     """Waits until every process is here, however long one of them needs."""
     if _job:
         turn = next(_job.turns)
-        with _together():
+        with together():
             _job.store.set(f"{turn}.{_job.seat.rank}", "")
         for other in range(_job.seat.world):
             _wait(f"{turn}.{other}")
@@ -293,7 +296,7 @@ def from_first(make: Callable[[], T]) -> T:
     key = f"{next(_job.turns)}"
     if _job.seat.rank == 0:
         value = make()
-        with _together():
+        with together():
             _job.store.set(key, json.dumps(value))
         return value
     _wait(key)
@@ -304,7 +307,7 @@ def from_first(make: Callable[[], T]) -> T:
 def post(value: Any) -> None:
     """Leaves a note for the first process, which reads it when it likes."""
     assert _job
-    with _together():
+    with together():
         _job.store.set(f"note.{_job.store.add('notes', 1)}", json.dumps(value))
 
 
@@ -312,7 +315,7 @@ def posted() -> list[Any]:
     """The notes since the last call."""
     if _job is None:
         return []
-    with _together():
+    with together():
         known, _job.heard = _job.heard, int(_job.store.add("notes", 0))
         return [json.loads(_job.store.get(f"note.{n}")) for n in range(known + 1, _job.heard + 1)]
 
@@ -322,134 +325,6 @@ def any_of(*flags: bool) -> tuple[bool, ...]:
     if _job is None:
         return flags
     both = torch.tensor(flags, dtype=torch.int32)
-    with _together():
+    with together():
         dist.all_reduce(both, dist.ReduceOp.MAX)
     return tuple(bool(flag) for flag in both)
-
-
-def group(size: int) -> Any:
-    """This process's group of `size` neighbouring ones (None: all); every process has to ask for it."""
-    assert _job
-    if size in (0, _job.seat.world):
-        return None
-    if size not in _job.groups:
-        with _together():
-            _job.groups[size], _ = dist.new_subgroups(size, timeout=timedelta(seconds=_job.timeout))
-    return _job.groups[size]
-
-
-def all_reduce(tensor: Tensor, size: int = 0) -> Tensor:
-    """The sum over processes, in place; no gradient."""
-    if _job:
-        with _together():
-            dist.all_reduce(tensor, group=group(size))
-    return tensor
-
-
-def all_gather(tensor: Tensor, size: int = 0) -> list[Tensor]:
-    """Every process's tensor, in their order; no gradient."""
-    if _job is None:
-        return [tensor]
-    parts = [torch.empty_like(tensor) for _ in range(size or _job.seat.world)]
-    with _together():
-        dist.all_gather(parts, tensor, group=group(size))
-    return parts
-
-
-def broadcast(tensors: Iterable[Tensor], source: int = 0) -> None:
-    """The source's values for all, in place and in buckets."""
-    if _job is None:
-        return
-    for bucket in _buckets(tensors):
-        flat = _flat(bucket)
-        with _together():
-            dist.broadcast(flat, source)
-        _unflat(flat, bucket)
-
-
-def to_first(tensor: Tensor, owner: int) -> Tensor:
-    """The owner's tensor at the first process, on its CPU; for these two to call."""
-    if owner:
-        with _together():
-            if rank():
-                dist.send(tensor.contiguous(), 0)
-            else:
-                dist.recv(tensor, owner)
-    return tensor if rank() else tensor.detach().cpu()
-
-
-def average(tensors: Iterable[Tensor]) -> None:
-    """The mean over processes, in place: buckets travel while the next is packed."""
-    if _job is None:
-        return
-    with _together():
-        sent = []
-        for bucket in _buckets(tensors):
-            flat = _flat(bucket)
-            sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, work in sent:
-            work.wait()
-            _unflat(flat.div_(_job.seat.world), bucket)
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type and device together, about BUCKET_BYTES at a time."""
-    open_: dict[Any, list[Tensor]] = {}
-    filled: dict[Any, int] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        open_.setdefault(kind, []).append(tensor)
-        filled[kind] = filled.get(kind, 0) + tensor.numel() * tensor.element_size()
-        if filled[kind] >= BUCKET_BYTES:
-            filled[kind] = 0
-            yield open_.pop(kind)
-    yield from open_.values()
-
-
-def _flat(bucket: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-
-
-def _unflat(flat: Tensor, bucket: list[Tensor]) -> None:
-    parts = flat.split([tensor.numel() for tensor in bucket])
-    for tensor, part in zip(bucket, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
-
-
-class _Total(torch.autograd.Function):
-    """Each process's loss depends on every term, so each term's gradient is the sum over processes too."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return all_reduce(tensor.detach().clone())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return all_reduce(grad.clone(memory_format=torch.contiguous_format))
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return torch.cat(all_gather(tensor.detach().contiguous()))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        count = len(grad) // world()
-        return all_reduce(grad.clone(memory_format=torch.contiguous_format))[rank() * count : (rank() + 1) * count]
-
-
-def total(tensor: Tensor) -> Tensor:
-    """The sum over processes, with gradient."""
-    if _job is None:
-        return tensor
-    result: Tensor = _Total.apply(tensor)
-    return result
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """The rows of all processes (B, …) → (world·B, …), in their order, with gradient."""
-    if _job is None:
-        return tensor
-    result: Tensor = _Gathered.apply(tensor)
-    return result

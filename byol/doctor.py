@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from byol import data, neighbours, presets, speed, views
-from byol.config import Config, View, read_yaml
+from byol.config import Config, View
+from byol.config_file import read_yaml
 from byol.data.examine import BITS, Look, Looks
 from byol.data.loader import loaded, worker_count
 from byol.data.source import Source

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from byol import distributed
+from byol import collectives
 from byol.config import Network
 from byol.errors import UsageError, nearest
 
@@ -266,7 +266,7 @@ class OptimalLinear(nn.Module):
         """Q*, (F, F), with ridge·(mean eigenvalue of Z^T·Z) on the diagonal, for features that vanish or repeat."""
         wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
         z, wanted = projection.to(wide), target.to(wide)
-        moments, correlations = distributed.all_reduce(z.T @ z), distributed.all_reduce(z.T @ wanted)
+        moments, correlations = collectives.all_reduce(z.T @ z), collectives.all_reduce(z.T @ wanted)
         moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
         # NaN is no error here: the loss shows it.
         solution: Tensor = torch.linalg.solve_ex(moments, correlations).result

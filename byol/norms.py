@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from byol import distributed
+from byol import collectives, distributed
 from byol.errors import UsageError
 
 
@@ -32,7 +32,7 @@ class _Normalize(torch.autograd.Function):
         dx, dw, db = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
-        sums = distributed.all_reduce(torch.stack([dw, db]), ctx.size) / ctx.count
+        sums = collectives.all_reduce(torch.stack([dw, db]), ctx.size) / ctx.count
         inverse = torch.rsqrt(variance + ctx.eps)
         slope = weight * inverse * inverse * sums[0]
         offset = weight * inverse * sums[1] - slope * mean
@@ -83,7 +83,7 @@ class SyncBatchNorm(_BatchNorm):
         scratch = torch.zeros(self.num_features, dtype=wide, device=x.device)  # makes bf16 inputs give wide statistics
         mean, variance = torch.batch_norm_update_stats(x, scratch, scratch.clone(), 0.0)
         count = float(x.numel() // x.shape[1])
-        parts = torch.stack(distributed.all_gather(torch.stack([mean, variance]), self.size))  # (processes, 2, C)
+        parts = torch.stack(collectives.all_gather(torch.stack([mean, variance]), self.size))  # (processes, 2, C)
         mean = parts[:, 0].mean(0)
         variance = (parts[:, 1] + (parts[:, 0] - mean).square()).mean(0)
         count *= len(parts)
@@ -106,7 +106,7 @@ def synchronize(module: nn.Module, size: int, cuda: bool = False) -> nn.Module:
         return module
     if size and distributed.world() % size:
         raise UsageError(f"network.norm_group {size} does not divide the {distributed.world()} processes.")
-    distributed.group(size)
+    collectives.group(size)
     if cuda and not size and not _has_activations(module):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from byol import distributed
+from byol import collectives, distributed
 from byol.config import Objective
 from byol.errors import UsageError, nearest
 
@@ -45,7 +45,7 @@ def info_nce(phi: Tensor, psi: Tensor, own: Tensor, *, temperature: float, beta:
     agreement = 2 * (phi * psi).sum(-1).mean()
     if beta == 0:
         return -agreement
-    same, other = distributed.gathered(own), distributed.gathered(psi)
+    same, other = collectives.gathered(own), collectives.gathered(psi)
     first = distributed.rank() * len(phi)  # of this process's images among all
     itself = torch.eye(len(same), dtype=torch.bool, device=phi.device)[first : first + len(phi)]
     within = (phi @ same.T).masked_fill(itself, -math.inf)  # S(v_i, v_j), j ≠ i
@@ -83,8 +83,8 @@ def batch(vectors: Tensor) -> Tensor:
     """(x^j − mean)/(deviation·√D) over the batch of all processes for each feature; nothing is trained."""
     vectors = _wide(vectors)
     images, features = vectors.shape[0] * distributed.world(), vectors.shape[1]
-    centred = vectors - distributed.total(vectors.mean(0)) / distributed.world()
-    return _unit(centred, distributed.total(centred.square().sum(0, keepdim=True))) * math.sqrt(images / features)
+    centred = vectors - collectives.total(vectors.mean(0)) / distributed.world()
+    return _unit(centred, collectives.total(centred.square().sum(0, keepdim=True))) * math.sqrt(images / features)
 
 
 NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "layer": layer, "batch": batch, "none": _wide}

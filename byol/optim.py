@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from byol import distributed
+from byol import collectives, distributed
 from byol.config import Optim
 
 NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -116,7 +116,7 @@ class Sharded(Optimizer):
             inner["lr"] = group["lr"]
         self.inner.step()
         for owner, params in enumerate(self.shares):
-            distributed.broadcast(params, owner)
+            collectives.broadcast(params, owner)
 
 
 def shares(params: list[Tensor], count: int) -> list[list[Tensor]]:
@@ -147,7 +147,7 @@ def whole_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
                 else:  # a counter, or a buffer of the parameter's shape
                     shape = param.shape if like[name].ndim else like[name].shape
                     value = like[name].new_empty(shape)
-                whole[param][name] = distributed.to_first(value, owner)
+                whole[param][name] = collectives.to_first(value, owner)
     return whole
 
 

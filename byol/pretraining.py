@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from byol import (
     checkpoint,
+    collectives,
     distributed,
     estimate,
     interrupt,
@@ -130,7 +131,7 @@ def resume(setup: Setup, model: method.Method, optimizer: Optimizer) -> int:
         again = checkpoint.load_newest(setup.checkpoints, model, optimizer, step)
         if again != step:
             raise DiskError(f"Process {distributed.rank()} does not see {setup.checkpoints}: all processes must.")
-    distributed.broadcast(model.state_dict().values())  # machines of different kinds may draw the last bit differently
+    collectives.broadcast(model.state_dict().values())  # machines of different kinds may draw the last bit differently
     if step:
         say(f"Resuming at step {step} of {setup.plan.steps}.")
     return step

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from byol import data, distributed, machine, monitor, objectives, presets, records
-from byol.config import Config, Plan, apply, declared, flatten, read_yaml, resolve
+from byol.config import Config, Plan, apply, declared, flatten, resolve
+from byol.config_file import read_yaml
 from byol.data import loader
 from byol.data.loader import Bad, BadList, Images
 from byol.data.source import Source

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from byol import distributed, method, norms, objectives, optim, presets
+from byol import collectives, distributed, method, norms, objectives, optim, presets
 from byol.algorithm import average_gradients
 from byol.config import apply
 from byol.networks import OptimalLinear
@@ -67,7 +67,7 @@ def norm_over(size: int, plain: nn.Module, images: Tensor, tolerance: float = 1e
     for name, value in plain.named_buffers():
         close(synced.get_buffer(name).double(), value.double(), tolerance)
     for name, value in plain.named_parameters():
-        total = distributed.all_reduce(synced.get_parameter(name).grad.clone(), size)  # type: ignore[union-attr]
+        total = collectives.all_reduce(synced.get_parameter(name).grad.clone(), size)  # type: ignore[union-attr]
         close(total, value.grad, tolerance)  # type: ignore[arg-type]
     close(synced.eval()(mine(images)), plain.eval()(mine(images)), 10 * tolerance)
 
@@ -98,7 +98,7 @@ def losses_agree() -> None:
         for loss in LOSSES.values():
             parts = [mine(tensor).clone().requires_grad_() for tensor in whole]
             loss(*parts).backward()
-            average = distributed.all_reduce(loss(*parts).detach()) / distributed.world()
+            average = collectives.all_reduce(loss(*parts).detach()) / distributed.world()
             with alone():
                 inputs = [tensor.clone().requires_grad_() for tensor in whole]
                 expected = loss(*inputs)
@@ -129,16 +129,16 @@ LOSSES: dict[str, Both] = {
 
 
 def exchanges_agree() -> None:
-    distributed.BUCKET_BYTES = 100
+    collectives.BUCKET_BYTES = 100
     with distributed.joined(False, TIMEOUT):
         rank, world = distributed.rank(), distributed.world()
         tensors = [torch.full((3, 7), float(rank)), torch.full((2,), float(rank), dtype=torch.float64)]
         tensors += [torch.full((2, 2, 3, 3), rank + 1.0).contiguous(memory_format=torch.channels_last)] * 1
-        distributed.average(tensors)
+        collectives.average(tensors)
         mean = (world - 1) / 2
         for tensor, expected in zip(tensors, (mean, mean, mean + 1), strict=True):
             assert (tensor == expected).all()
-        distributed.broadcast(sent := [torch.arange(40.0) + rank, torch.tensor(rank)], source=1)
+        collectives.broadcast(sent := [torch.arange(40.0) + rank, torch.tensor(rank)], source=1)
         assert torch.equal(sent[0], torch.arange(40.0) + 1)
         assert int(sent[1]) == 1
         assert distributed.any_of(rank == 1, False) == (True, False)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from byol import presets
-from byol.config import Config, apply, declared, flatten, read_yaml
+from byol.config import Config, apply, declared, flatten
+from byol.config_file import read_yaml
 from byol.errors import UsageError
 
 FIELDS = {name: (kind, metadata) for name, kind, metadata in declared()}

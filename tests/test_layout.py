@@ -14,7 +14,18 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from rooms before it; a tuple is one room whose modules may not import each other.
 ORDER = [
     ("errors",),
-    ("config", "progress", "interrupt", "schedules", "data.source", "crops", "neighbours", "distributed"),
+    (
+        "config",
+        "config_file",
+        "progress",
+        "interrupt",
+        "schedules",
+        "data.source",
+        "crops",
+        "neighbours",
+        "distributed",
+    ),
+    ("collectives",),
     ("norms", "presets", "records", "networks", "objectives", "optim", "views", "machine"),
     ("data.decode", "data.arrays", "data.task", "evals.spec", "paper"),
     ("method", "data.folder", "data.named", "data.scenes", "data.dense", "data.examine", "evals.metrics"),
@@ -40,6 +51,7 @@ ORDER = [
     ("tables.compute", "tables.paper"),
     ("tables.jobs",),
     ("tables.run",),
+    ("weights.unpickling",),
     ("weights.reader", "weights.compare", "weights.card"),
     ("weights.imports", "weights.exports"),
     ("report.tiles", "report.embedding", "report.collect", "report.page"),

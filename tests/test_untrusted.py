@@ -50,7 +50,7 @@ def test_the_linter_finds_nothing_that_runs_files() -> None:
     # The one loader of YAML is a SafeLoader that refuses more than that does.
     assert [line.split(":")[0] for line in found] == ["byol/config.py"], found
     assert "S506" in found[0]
-    from byol.config import _StrictLoader, yaml
+    from byol.config_file import _StrictLoader, yaml
 
     assert issubclass(_StrictLoader, yaml.SafeLoader)
 
@@ -131,7 +131,7 @@ def loaders(place: Path) -> dict[str, Callable[[Path], object]]:
 
 
 def records_yaml(path: Path) -> dict[str, Any]:
-    from byol.config import read_yaml
+    from byol.config_file import read_yaml
 
     return read_yaml(path)
 

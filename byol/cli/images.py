@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from byol.cli.app import LOOK, USE, ConfigFlags, app, given_values
-from byol.config import read_yaml
+from byol.config_file import read_yaml
 from byol.presets import compose
 
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]

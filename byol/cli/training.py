@@ -74,7 +74,7 @@ def _claimed(place: Path, overwrite: bool) -> Iterator[None]:
 
 def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:
     """What can be wrong in the command itself is said before torch is loaded."""
-    from byol.config import read_yaml
+    from byol.config_file import read_yaml
     from byol.presets import compose
 
     compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))

@@ -23,7 +23,8 @@ from PIL import Image, features
 from safetensors.torch import save as save_tensors
 
 from byol import checkpoint, records, search
-from byol.config import Config, Data, Network, apply, flatten, read_yaml
+from byol.config import Config, Data, Network, apply, flatten
+from byol.config_file import read_yaml
 from byol.data import boxes, decode, depths, huggingface, index, masks, read_list, tars
 from byol.data.source import BadImage, Source
 from byol.data.task import Part

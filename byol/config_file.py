@@ -1,0 +1,83 @@
+"""A config file: YAML without what silently misleads, or could hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from byol.errors import UsageError
+
+MOST_BYTES, DEEPEST = 100_000, 20  # of a config file: with all fields and their help it has 8 kB and three levels
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses what silently misleads, duplicate keys and aliases, and what no config needs."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, "too deeply nested", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key.value}'", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A config file as `{"optim.lr": value}`; sections may be nested or dotted."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is larger than {MOST_BYTES // 1000} kB, which no config file is.")
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The config file {path} is not UTF-8 text.") from None
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, AttributeError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UsageError(f"{place}: not valid YAML: {_problem(error)}.") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path}: a config file is a mapping such as 'optim: {{lr: 0.3}}'.")
+    flat: dict[str, Any] = {}
+    for name, value in _flatten_mapping(loaded, "", path):
+        if name in flat:
+            raise UsageError(f"{path}: duplicate key '{name}', once nested and once dotted.")
+        flat[name] = value
+    return flat
+
+
+def _problem(error: Exception) -> str:
+    """PyYAML's own words where it has any; values it cannot convert leak Python's errors."""
+    if isinstance(error, RecursionError):
+        return "too deeply nested"
+    found = getattr(error, "problem", None) or getattr(error, "reason", None) or f"a value cannot be read ({error})"
+    return str(found)[:200]
+
+
+def _flatten_mapping(mapping: Mapping[Any, Any], prefix: str, path: Path) -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{path}: the key {key!r} is not text.")
+        if isinstance(value, dict):
+            yield from _flatten_mapping(value, f"{prefix}{key}.", path)
+        else:
+            yield prefix + key, value
