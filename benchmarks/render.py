@@ -173,12 +173,28 @@ def speeds(results: Path) -> list[dict[str, Any]]:
 
 
 def with_speed(readme: str, results: Path) -> str:
-    found = speeds(results)
-    text = speed_section(found) if found else "Not measured yet on an idle machine: `make bench` does it.\n"
+    found, precision = speeds(results), results / "precision.json"
+    known = read_json(precision) if precision.exists() else None
+    text = speed_section(found, known) if found else "Not measured yet on an idle machine: `make bench` does it.\n"
     return SPEED.sub(lambda match: match[1] + text + match[2], readme)
 
 
-def speed_section(found: list[dict[str, Any]]) -> str:
+def precision_lines(record: dict[str, Any]) -> list[str]:
+    """Both precisions, each with its range over seeds."""
+    said = {
+        kind: f"{record[kind]['linear']['mean']:.1f} % ({record[kind]['linear']['low']:.1f} to "
+        f"{record[kind]['linear']['high']:.1f})"
+        for kind in ("default", "float32")
+    }
+    return [
+        f"The default precision beside float32 (`benchmarks/precision.py`): linear accuracy {said['default']}",
+        f"against {said['float32']} over {record['seeds']} seeds of the tables' cpu run, and at "
+        f"{record['overlapping_looks']} of {record['all_looks']} looks along the",
+        "way the ranges of the monitor's kNN overlap.",
+    ]
+
+
+def speed_section(found: list[dict[str, Any]], precision: dict[str, Any] | None) -> str:
     about = found[0]
     tried = {name: version for record in found for name, version in record.get("peers", {}).get("versions", {}).items()}
     missing = {name: why for record in found for name, why in record.get("peers", {}).get("missing", {}).items()}
@@ -201,6 +217,8 @@ def speed_section(found: list[dict[str, Any]]) -> str:
     if short:
         lines += ["", "What bounds those that are not reached:", ""]
         lines += [f"- {name}: {BOUNDS[name]}." for name in short]
+    if precision:
+        lines += ["", *precision_lines(precision)]
     if tried:
         lines += ["", f"![Images a second beside the peers](results/{PLOT})"]
     return "\n".join(lines) + "\n"
