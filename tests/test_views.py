@@ -188,6 +188,18 @@ def test_blur_by_hand() -> None:
     close(row, torch.tensor([0.0397887, 0.0351134, 0.0241331, 0.0129175, 0.0053848]), 1e-7)
 
 
+@pytest.mark.parametrize(("height", "width", "taps"), [(97, 61, 23), (33, 64, 5), (5, 200, 3), (224, 224, 23)])
+def test_blur_equals_a_convolution(height: int, width: int, taps: int) -> None:
+    """Breaks when a stripe is lost, shifted or blurred with another image's sigma, whatever the sides are."""
+    images, sigma = random_images(3, 3, height, width), torch.tensor([0.3, 1.1, 2.0])
+    offset = torch.arange(taps, dtype=torch.float64) - taps // 2
+    for image, own, blurred in zip(images, sigma, views.gaussian_blur(images, sigma, taps), strict=True):
+        kernel = torch.exp(-(offset**2) / (2 * own.double() ** 2))
+        kernel = torch.outer(kernel, kernel) / kernel.sum() ** 2
+        expected = torch.nn.functional.conv2d(image[:, None], kernel[None, None], padding=taps // 2)[:, 0]
+        close(blurred, expected, 1e-7)
+
+
 def test_reflected_blur_equals_torchvision() -> None:
     """Breaks when `border` is ignored or the edge pixel is counted twice."""
     images = random_images(2, 3, 40, 30)
