@@ -163,9 +163,13 @@ def verdict(history: Sequence[Mapping[str, Any]], config: Config = Config()) -> 
             "tell apart. Check what the folder holds.",
         )
     fast_target = _fast_target(history, config)
-    if _collapsed(first, last, fast_target):
+    if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
         cause = _cause(fast_target, config)
         return Verdict("collapsing", f"Collapsing: all images are becoming the same: {figures}. {cause}")
+    if fast_target and last["rank_projection"] < FAST_TARGET_RANK * first["rank_projection"]:
+        # What the paper found to end in a collapse, and its early sign.
+        fallen = f"the rank has fallen from {first['rank_projection']:.0f}, and the target follows at once"
+        return Verdict("collapsing", f"Collapsing: {fallen}: {figures}. {_cause(fast_target, config)}")
     risen = max(1.2 * first["retrieval"], 3 / last["images"])
     if len(looks) < 5 and last["retrieval"] < risen:
         return Verdict("too early", f"Too early to tell: {figures}.")
@@ -195,17 +199,12 @@ def _standard_error(share: float, count: float) -> float:
     return math.sqrt(max(share * (1 - share), 0.0) / count)
 
 
-def _collapsed(first: Mapping[str, Any], last: Mapping[str, Any], fast_target: bool) -> bool:
-    """Measured; and, for a target that follows at once, which the paper found to collapse, already its early sign."""
-    if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
-        return True
-    return fast_target and last["rank_projection"] < FAST_TARGET_RANK * first["rank_projection"]
-
-
 def _held_apart(config: Config) -> bool:
-    """Whether images stay apart without a slow target: by negatives, or a predictor solved for (paper, section 5)."""
+    """Whether images stay apart without a slow target: by negatives (paper, section 5), or by a predictor that is
+    solved for or learns faster than the rest (appendix I)."""
     negatives = config.objective.name == "info-nce" and config.objective.beta > 0
-    return negatives or config.network.predictor == "optimal-linear"
+    faster = config.network.predictor == "mlp" and config.optim.predictor_lr > 1
+    return negatives or faster or config.network.predictor == "optimal-linear"
 
 
 def _fast_target(history: Sequence[Mapping[str, Any]], config: Config) -> bool:

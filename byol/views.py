@@ -21,7 +21,7 @@ from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resiz
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
 STRIPE = 32  # pixels of an image blurred at a time
-CACHE = 2**18  # numbers of a batch changed at a time: a megabyte
+CACHE = 2**18  # numbers of a batch changed at a time by a core: a megabyte
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
 
 
@@ -230,8 +230,9 @@ def augment(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
 
 
 def _in_cache(images: Tensor, draw: ViewDraw) -> Iterator[tuple[Tensor, ViewDraw]]:
-    """On a CPU as many images at a time as stay in a core's cache through all operations, with their choices."""
-    few = max(1, CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
+    """On a CPU as many images at a time as stay in its cores' caches through all operations, with their choices."""
+    room = CACHE * torch.get_num_threads() if images.device.type == "cpu" else images.numel()
+    few = max(1, room // images[0].numel())
     for start in range(0, len(images), few):
         yield images[start : start + few], slice_draw(draw, start, start + few)
 

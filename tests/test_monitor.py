@@ -108,10 +108,12 @@ def test_a_collapse_names_its_likely_cause() -> None:
         ({"network.target": "online", "objective.name": "info-nce"}, "learning"),
         ({"network.target": "online", "objective.name": "info-nce", "objective.beta": 0}, "collapsing"),
         ({"network.target": "stop-gradient", "network.predictor": "optimal-linear"}, "learning"),
+        ({"network.target": "stop-gradient", "optim.predictor_lr": 2}, "learning"),
+        ({"network.target": "stop-gradient", "optim.predictor_lr": 2, "network.predictor": "none"}, "collapsing"),
     ],
 )
 def test_a_fast_target_is_no_bad_sign_where_images_are_held_apart(changes: dict[str, object], word: str) -> None:
-    """Breaks if SimCLR or an optimal predictor, which need no slow target, are called collapsing for a falling rank."""
+    """Breaks if SimCLR or a fast predictor, which need no slow target, are called collapsing for a falling rank."""
     falling = history([0.5, 0.7], [12.0, 6.0], [0.01, 0.2], tau=0.0)
     assert monitor.verdict(falling, apply(Config(), changes)).word == word
     measured = history([0.5, 0.05], [20.0, 3.0], [0.01, 0.01], tau=0.0)
