@@ -202,6 +202,25 @@ def test_ctrl_c_is_answered_within_two_seconds(verb: str, trained: Path, tmp_pat
     print(f"byol {verb}: {len(answered)} answers, the slowest after {max(answered):.2f} s")
 
 
+def test_ctrl_c_ends_local_jobs_without_a_traceback(tmp_path: Path) -> None:
+    """Breaks if the processes that submitit keeps beside each job answer as well, or a job outlives the command."""
+    pytest.importorskip("submitit")
+    table = [*(word.format(out=tmp_path) for word in VERBS["table"]), "--jobs=local:1"]
+    command = [sys.executable, "-m", "byol", *table]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (jobs := [job for beside in children(process.pid) for job in children(beside)]):
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert "Traceback" not in said
+    began = time.monotonic()
+    while any(alive(job) for job in jobs):
+        assert time.monotonic() - began < 30, "a job is left"
+        time.sleep(0.05)
+
+
 def test_workers_without_shared_memory_say_so(
     folder: Path, tmp_path: Path, tiny: dict[str, Any], zygote: Zygote
 ) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from byol import data, presets
 from byol.config import Data, apply, flatten
@@ -293,6 +294,26 @@ def test_two_local_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
     again = job.checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert again.function is job
+
+
+def test_local_jobs_share_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if submitit's jobs on a machine with GPUs see none of them, all take the first, or a hidden one."""
+    from byol.tables import jobs
+
+    cells = asked(tmp_path, {}).distinct()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert jobs._free_gpu([]) == ("0" if torch.cuda.device_count() else "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    running = list[jobs.Job]()
+    for wanted in ("0", "1", "0", "1"):
+        running.append(jobs.Job(cells[0], jobs._free_gpu(running)))
+        assert running[-1].gpu == wanted
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ab,3")
+    assert jobs._free_gpu([jobs.Job(cells[0], "GPU-ab")]) == "3"
+    seen = []
+    monkeypatch.setattr(jobs, "compute", lambda cell, wait: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    jobs.Job(cells[0], "3")()
+    assert seen == ["3"]
 
 
 def test_a_job_that_left_the_queue_without_a_result_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

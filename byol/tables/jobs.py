@@ -10,9 +10,12 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from byol.errors import Interrupted, UsageError
 from byol.launching import saving_first
@@ -31,10 +34,13 @@ MANY = 1000
 class Job:
     """A cell that may be cut off and put back into the queue: its run goes on from the last checkpoint."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, gpu: str = "") -> None:
         self.cell = cell
+        self.gpu = gpu
 
     def __call__(self) -> str:
+        if self.gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu  # submitit has hidden them all
         with saving_first():
             record = compute(self.cell, wait=True)
         return str(record["status"]) if record else ""
@@ -51,28 +57,52 @@ def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict
     executor, most = _executor(where, out)
     queue = Queue() if where.startswith("slurm") else None
     waiting, tries = list(cells), Counter[str]()
-    running: list[tuple[Cell, Any]] = []
+    running: list[tuple[Job, Any]] = []
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                running.append((waiting[0], executor.submit(Job(waiting.pop(0)))))
+                job = Job(waiting.pop(0), "" if queue else _free_gpu(job for job, _ in running))
+                with _without_stderr():
+                    running.append((job, executor.submit(job)))
             time.sleep(POLL_SECONDS)
             if queue:
-                queue.look(job for _, job in running)
-            ended = {cell.key for cell, job in running if (queue.ended(job) if queue else job.done())}
-            for cell, job in (pair for pair in running if pair[0].key in ended):
+                queue.look(submitted for _, submitted in running)
+            ended = [pair for pair in running if (queue.ended(pair[1]) if queue else pair[1].done())]
+            running = [pair for pair in running if pair not in ended]
+            for cell, submitted in ((job.cell, submitted) for job, submitted in ended):
                 tries[cell.key] += 1
                 record = stored(cell)
                 if record is None and tries[cell.key] < TRIES:
                     waiting.append(cell)
                 else:
-                    done(cell, record or _lost(cell, job))
-            running = [pair for pair in running if pair[0].key not in ended]
+                    done(cell, record or _lost(cell, submitted))
     except Interrupted:
         if where.startswith("local"):  # a cluster's queue goes on without us; the same command finds its results
-            for _, job in running:
-                job.cancel()
+            for _, submitted in running:
+                submitted.cancel()
         raise
+
+
+def _free_gpu(running: Iterable[Job]) -> str:
+    """CUDA's name of the device that the fewest jobs of this machine use; none where there is none."""
+    count = torch.cuda.device_count()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = allowed.split(",")[:count] if allowed else [str(number) for number in range(count)]
+    used = Counter(job.gpu for job in running)
+    return min(names, key=used.__getitem__, default="")
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """For processes started inside: submitit's own, beside each job, answers Ctrl-C with a traceback."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Queue:
