@@ -5,6 +5,7 @@ Tens of thousands of vectors take seconds; neither all similarities nor, for `ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -25,11 +26,14 @@ def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them; `queries` have length 1."""
     blocks = queries.split(BLOCK)
     found = [(torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.int64)) for block in blocks]
-    rows = max(k, BANK // max(1, bank.shape[1]))
-    for first in range(0, len(bank), rows):
+    rows = min(len(bank), max(k, BANK // max(1, bank.shape[1])))
+    room = torch.empty(min(BLOCK, len(queries)) * rows)  # used again and again: new pages cost as much as the search
+    for first in range(0, len(bank), rows or 1):
         part = F.normalize(bank[first : first + rows].float(), dim=1).T
         for place, block in enumerate(blocks):
-            found[place] = _merged(found[place], _top(block @ part, k), first, k)
+            shape = len(block), part.shape[1]
+            similarity = torch.mm(block, part, out=room[: math.prod(shape)].view(shape))
+            found[place] = _merged(found[place], _top(similarity, k), first, k)
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
 
