@@ -204,8 +204,8 @@ def speed_section(found: list[dict[str, Any]], precision: dict[str, Any] | None)
         "torchvision v2; tuned means bf16, channels-last and the best number of workers.",
     ]
     lines = [
-        f"`make bench`, in one run on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
-        "contestants alternate, each in its own process with the same encoder, batch and files; medians of rounds.",
+        f"`make bench` on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
+        "contestants of a line alternate in one run, each in its own process on the same files; medians of rounds.",
         *(peers if tried else ["Pretraining and views beside the peers are not measured yet."]),
         *(f"Not a contestant: {name} ({why})." for name, why in sorted(missing.items())),
         "",

@@ -232,7 +232,7 @@ def augment(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
 def _in_cache(images: Tensor, draw: ViewDraw) -> Iterator[tuple[Tensor, ViewDraw]]:
     """On a CPU as many images at a time as stay in its cores' caches through all operations, with their choices."""
     room = CACHE * torch.get_num_threads() if images.device.type == "cpu" else images.numel()
-    few = max(1, room // images[0].numel())
+    few = max(1, room // images.shape[1:].numel())
     for start in range(0, len(images), few):
         yield images[start : start + few], slice_draw(draw, start, start + few)
 
