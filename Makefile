@@ -17,14 +17,12 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The long version of the tests of faults, for about an hour: docs/guarantees.md. KILLS=200 for a night.
+# The long version of the tests of faults, for an hour or two: docs/guarantees.md. KILLS=200 for a night.
 KILLS ?= 60
-CHAOS := tests/test_kill.py tests/test_faults.py tests/test_signals.py tests/test_numbers.py tests/test_many.py \
-	tests/test_collapse.py
+CHAOS := $(addprefix tests/test_,$(addsuffix .py,kill faults signals numbers many collapse distributed slurm fuzz \
+	properties report untrusted zoo))
 chaos: $(VENV)/.ready
-	BYOL_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
-	OMP_NUM_THREADS=1 BYOL_CHAOS=1 $(BIN)/python -m pytest tests/test_distributed.py tests/test_slurm.py \
-		tests/test_fuzz.py tests/test_properties.py tests/test_report.py tests/test_untrusted.py tests/test_zoo.py
+	BYOL_CHAOS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
 
 # Beside the peers, which get an environment of their own: 40 minutes on two idle cores. ENTRIES names some lines only;
 # CIFAR and PHOTOS are folders of JPEG files, without which scenes are drawn.

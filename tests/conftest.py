@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,6 @@ import pytest
 from PIL import Image
 
 from tests.zygote import Zygote
-
-# `make chaos` raises this; the default keeps the test run short.
-KILLS = int(os.environ.get("BYOL_KILLS", "4"))
-LONG = KILLS >= 10
 
 TINY = {
     "data.resolution": 32,

@@ -9,7 +9,7 @@ import pytest
 
 import byol
 from byol import monitor
-from tests.conftest import LONG
+from tests.chaos import LONG
 
 SETTINGS = {
     "data.resolution": 32,
@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.skipif(not LONG, reason="takes minutes: BYOL_KILLS=10 or more")
+@pytest.mark.skipif(not LONG, reason="takes minutes: BYOL_CHAOS=10 or more")
 @pytest.mark.parametrize("seed", range(1, 20))
 def test_no_false_alarms(tmp_path: Path, seed: int) -> None:
     """Breaks if a healthy run is called collapsing at any of its looks (G15)."""

@@ -20,15 +20,15 @@ from byol.config import apply, resolve
 from byol.data import loader
 from byol.errors import UsageError
 from byol.machine import versions
-from tests import processes
+from tests import chaos, processes
+from tests.chaos import LONG
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.timeout(2700)
 
-# `make chaos` sets it: more kills, the timeout as it is by default, and the figures are written to results/.
-CHAOS = bool(os.environ.get("BYOL_CHAOS"))
-KILLS = 20 if CHAOS else 2
-TIMEOUT = 60 if CHAOS else 20
+# `make chaos`: more kills, the timeout as it is by default, and the figures are written to results/.
+KILLS = min(chaos.KILLS, 20) if LONG else 2
+TIMEOUT = 60 if LONG else 20
 
 SMALL = TINY | {
     "data.resolution": 16,
@@ -98,7 +98,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for world in (1, 2):
         jobs[f"fifty {world}"] = {"world": world, "command": command(place / f"fifty {world}", single)}
     jobs["odd"] = {"world": 3, "command": command(place / "odd", twelve)}
-    results = processes.run([job | {"place": str(place)} for job in jobs.values()], 2500 if CHAOS else 800)
+    results = processes.run([job | {"place": str(place)} for job in jobs.values()], 2500 if LONG else 800)
     return dict(zip(jobs, results, strict=True)) | {"place": place}
 
 
@@ -222,7 +222,7 @@ def apart(place: Path, statistics: bool) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
-@pytest.mark.skipif(not CHAOS, reason="figures of the long version: BYOL_CHAOS=1")
+@pytest.mark.skipif(not LONG, reason="figures of the long version: BYOL_CHAOS=20")
 def test_figures_are_kept(ended: dict[str, Any]) -> None:
     """Writes what the other tests have held against their limits."""
     place = ended["place"]
@@ -241,7 +241,7 @@ def test_figures_are_kept(ended: dict[str, Any]) -> None:
         "seconds_from_stop_to_end": [round(ended[name]["since"], 1) for name in ("SIGSTOP", "SIGSTOP of the first")],
         "bit_identical_after_kills": same_end(place / "chain whole", place / "chain"),
     }
-    command = "BYOL_CHAOS=1 python -m pytest tests/test_distributed.py"
+    command = "BYOL_CHAOS=20 python -m pytest tests/test_distributed.py"
     found = {"command": command, "versions": versions(), "commit": rundir.commit(), "figures": figures}
     records.write_json(processes.ROOT / "results" / "guarantees-processes.json", found)
 

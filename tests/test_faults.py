@@ -19,7 +19,7 @@ import byol
 from byol import checkpoint, records
 from byol.errors import DiskError
 from tests import faults
-from tests.conftest import LONG
+from tests.chaos import LONG
 from tests.test_checkpoint import state, tensors
 from tests.test_pretraining import digest
 from tests.zygote import Zygote, logged, pretrain, slowness

@@ -16,10 +16,11 @@ import pytest
 from byol import checkpoint
 from byol.tables.cells import missing
 from tests import processes
-from tests.conftest import KILLS, LONG, TINY, write_images
+from tests.chaos import KILLS, LONG
+from tests.conftest import TINY, write_images
 from tests.test_distributed import SMALL
 from tests.test_distributed import command as distributed
-from tests.test_pretraining import digest
+from tests.test_pretraining import children, digest
 from tests.test_shards import digests
 from tests.test_tables import asked, command
 from tests.zygote import Zygote, logged, pretrain
@@ -168,6 +169,37 @@ def test_kills_of_a_table(tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) 
         name = f"target-decay-cpu.{ending}"
         assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
     print(f"{kills} kills of byol table")
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes: BYOL_CHAOS=10 or more")
+def test_kills_of_the_jobs_of_a_table(tmp_path: Path, tiny: dict[str, Any], zygote: Zygote) -> None:
+    """Breaks if a cell whose process is killed is lost, stops the others, or comes out differently (G25)."""
+    pytest.importorskip("submitit")
+    tiny = {**tiny, "optim.epochs": 60, "run.checkpoint_steps": 3}
+    plan = asked(tmp_path / "cut", tiny)
+    code, said = zygote.run(*command(asked(tmp_path / "whole", tiny), tiny)[3:])
+    assert code == 0, said
+    chance, kills, starts, finished = random.Random(0), 0, 0, dict[str, int]()
+    while missing(plan.distinct()):
+        starts += 1
+        pid = zygote.start(*command(plan, tiny)[3:], "--jobs=local:2")
+        while not zygote.ended(pid):
+            time.sleep(chance.uniform(0, 6))
+            jobs = [job for beside in children(pid) for job in children(beside)]
+            if jobs and kills < 10:
+                os.kill(chance.choice(jobs), signal.SIGKILL)
+                kills += 1
+            for path in tmp_path.glob("cut/cells/*.json"):
+                if json.loads(path.read_text())["status"] == "finished":
+                    assert path.stat().st_mtime_ns == finished.setdefault(path.name, path.stat().st_mtime_ns)
+        code, said = zygote.wait(pid)
+        assert "Traceback" not in said
+        assert starts < 10, said
+    assert kills == 10
+    for ending in ("md", "csv"):
+        name = f"target-decay-cpu.{ending}"
+        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    print(f"{kills} kills of jobs of byol table --jobs local:2, {starts} starts")
 
 
 def test_a_full_disk_at_any_write_costs_nothing_but_time(

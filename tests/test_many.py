@@ -22,8 +22,10 @@ import byol
 from byol import checkpoint, data, pretraining
 from byol.config import Config, apply, resolve
 from byol.data import loader
+from byol.data.folder import joined
 from byol.data.source import Source
-from tests.conftest import KILLS, LONG, write_images
+from tests.chaos import LONG
+from tests.conftest import write_images
 from tests.test_pretraining import children
 from tests.zygote import Zygote
 
@@ -140,7 +142,7 @@ def resident() -> float:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if steps, looks or saves keep memory, files or processes (G20)."""
-    steps, looks = (200 * KILLS, 50) if LONG else (120, 10)
+    steps, saves, looks = (10_000, 200, 50) if LONG else (120, 40, 10)
     images = write_images(tmp_path / "square", 8, sides=(40,))
     seen: list[tuple[float, tuple[int, int]]] = []
     real = pretraining.save
@@ -150,36 +152,94 @@ def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeyp
         seen.append((resident(), handles()))
 
     monkeypatch.setattr(pretraining, "save", save)
-    overrides = tiny | {"optim.epochs": steps, "run.checkpoint_steps": steps // 40, "run.log_every": 10}
+    overrides = tiny | {"optim.epochs": steps, "run.checkpoint_steps": steps // saves, "run.log_every": 10}
     run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", overrides | {"run.monitor_epochs": steps / looks})
     assert run.plan.steps == steps
     assert len([m for m in run.metrics if "spread" in m]) >= looks
     warm = seen[len(seen) // 4 :]
     growth = warm[-1][0] - warm[0][0]
     assert len({found for _, found in warm}) == 1, warm
-    assert growth < max(0.02 * warm[0][0], 4.0)
+    assert growth < min(0.02 * warm[0][0], steps / 1000) if LONG else growth < max(0.02 * warm[0][0], 4.0)
     print(f"{steps} steps, {len(seen)} saves: {growth:+.1f} MB of {warm[0][0]:.0f} MB, {warm[-1][1]} files, children")
 
 
-@pytest.mark.skipif(not LONG, reason="takes ten minutes: BYOL_KILLS=10 or more")
-def test_embedding_at_full_speed_for_minutes(tmp_path: Path, zygote: Zygote) -> None:
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_workers_share_the_names(tiny: dict[str, Any]) -> None:
+    """Breaks if a loader process gets its own copy of the names as it looks at them (G20)."""
+    count, epochs = (1_000_000, 20) if LONG else (100_000, 2)
+    images, batch, at_once = 4000, 8, count * epochs // 4000
+    paths = joined([b"class/%050d.jpg" % number for number in range(count)], b"/")
+    pixels, looked = torch.zeros(3, 32, 32, dtype=torch.uint8), np.arange(images) * at_once
+
+    def read(index: int) -> torch.Tensor:
+        for number in range(looked[index], looked[index] + at_once):
+            assert paths[number % count].endswith(b".jpg")
+        return pixels
+
+    source = Source("many", images, read, "{:07d}.jpg".format)
+    config = apply(Config(), {**tiny, "data.in_memory": "never", "data.workers": 2, "optim.epochs": 1})
+    held = loader.Images(source, np.arange(images), np.arange(0), None, [], "")
+    workers: list[list[float]] = []
+    for _ in loader.batches(held, config, resolve(config, images), 0, torch.device("cpu")):
+        workers.append([private(worker) for worker in children(os.getpid()) if b"python" in command_of(worker)])
+    assert len(workers) == images // batch
+    warm = workers[len(workers) // 10 : -4]
+    assert all(len(each) == 2 for each in warm)
+    growth = max(warm[-1][worker] - warm[0][worker] for worker in (0, 1))
+    assert growth < 5, f"{growth:.1f} MB, and the names are {len(paths.buffer) / 1e6:.0f} MB"
+    print(f"{epochs} epochs of {count} names: {growth:+.1f} MB at most in a worker of {warm[0][0]:.0f} MB")
+
+
+def command_of(pid: int) -> bytes:
+    """Empty for a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def private(pid: int) -> float:
+    """MB that a process shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1000
+
+
+def used(pids: list[int]) -> tuple[float, float]:
+    """Seconds of computing so far, and MB in memory, of processes together."""
+    ticks = pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # with those of its ended children
+            pages += int(fields[21])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.skipif(not LONG, reason="takes ten minutes: BYOL_CHAOS=10 or more")
+@pytest.mark.parametrize("verb", ["embed", "evaluate"])
+def test_full_speed_for_minutes(tmp_path: Path, zygote: Zygote, verb: str) -> None:
     """Breaks if 100,000 images through two workers stall, or need more memory the longer it takes."""
     from byol.networks import resnet
 
     encoder = tmp_path / "encoder.safetensors"
     settings = {"network.encoder": "resnet18", "network.width": 0.05, "network.small_images": True}
     checkpoint.save_encoder(encoder, resnet(18, 0.05, True), apply(Config(), {**settings, "data.resolution": 32}), {})
-    pid = zygote.start("embed", str(encoder), "scenes:100000", "--out", str(tmp_path / "features.npz"))
-    memory: list[float] = []
+    on = ["scenes:100000", "--out", str(tmp_path / "features.npz")]
+    if verb == "evaluate":
+        on = ["--on", "scenes:100000", "--protocol", "knn", "--out", str(tmp_path / "results")]
+    pid = zygote.start(verb, str(encoder), *on)
+    seconds, memory = [0.0], [0.0]
     while not zygote.ended(pid):
-        workers = [pid, *children(pid)]
-        with contextlib.suppress(OSError):
-            memory.append(sum(int(Path(f"/proc/{w}/statm").read_text().split()[1]) for w in workers) * 4096 / 1e6)
+        now = used([pid, *children(pid)])
+        seconds.append(now[0])
+        memory.append(now[1])
         time.sleep(1)
     code, said = zygote.wait(pid)
     assert code == 0, said
-    assert len(np.load(tmp_path / "features.npz")["names"]) == 100_000
+    if verb == "embed":
+        assert len(np.load(tmp_path / "features.npz")["names"]) == 100_000
+    stalls = [after - before for before, after in zip(seconds, seconds[10:], strict=False)]
+    assert min(stalls) > 1, "ten seconds without work"
     middle, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[len(memory) // 2 : -5])
     features = 100_000 * 26 * 4 / 1e6
     assert late < 1.1 * middle + 2 * features
-    print(f"100,000 images in {len(memory)} s; {middle:.0f} MB in the first half, {late:.0f} MB in the second")
+    print(f"{verb}: 100,000 images in {len(memory)} s; {middle:.0f} MB in the first half, {late:.0f} MB in the second")

@@ -20,7 +20,8 @@ from byol.config import Config, apply
 from byol.data import loader
 from byol.data.source import Source
 from byol.errors import Interrupted
-from tests.conftest import LONG, TINY, write_images
+from tests.chaos import LONG
+from tests.conftest import TINY, write_images
 from tests.test_pretraining import children
 from tests.zygote import Zygote, flags, logged, pretrain, slowness
 

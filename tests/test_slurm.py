@@ -20,6 +20,7 @@ from byol.tables.cells import Plan, stored
 from byol.tables.paper import Request
 from byol.tables.run import run
 from tests import processes
+from tests.chaos import LONG
 from tests.conftest import TINY, write_images
 from tests.test_pretraining import digest
 
@@ -32,7 +33,7 @@ pytestmark = [
         bool(ABSENT), reason=f"needs Slurm (Debian: slurmctld slurmd slurm-client munge), no {ABSENT[:1]}"
     ),
     pytest.mark.skipif(os.geteuid() != 0, reason="starts Slurm's daemons, which needs root"),
-    pytest.mark.skipif("BYOL_CHAOS" not in os.environ, reason="takes minutes: BYOL_CHAOS=1, or make chaos"),
+    pytest.mark.skipif(not LONG, reason="takes minutes: make chaos"),
     pytest.mark.timeout(2400),
 ]
 
