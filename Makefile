@@ -20,7 +20,7 @@ lint: $(VENV)/.ready
 # The long version of the tests of faults, for an hour or two: docs/guarantees.md. KILLS=200 for a night.
 KILLS ?= 60
 CHAOS := $(addprefix tests/test_,$(addsuffix .py,kill faults signals numbers many collapse distributed slurm fuzz \
-	properties report untrusted zoo))
+	properties report page untrusted zoo))
 chaos: $(VENV)/.ready
 	BYOL_CHAOS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from byol import __version__, networks, optim
 from byol.config import Config, Network, apply, flatten
-from byol.errors import DiskError, UsageError
+from byol.errors import BadData, DiskError, UsageError
 from byol.method import Method
 from byol.progress import say
 from byol.records import write_atomically
@@ -189,7 +189,16 @@ def load_encoder(path: str | Path) -> nn.Module:
         encoder.load_state_dict(load_tensors(file.read_bytes()))
     except (SafetensorError, RuntimeError):
         raise _other(file, config.network) from None
+    check_finite(encoder.state_dict(), file)
     return encoder.eval()
+
+
+def check_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Weights of a training that went wrong would give features that are no numbers, and any score."""
+    wrong = [name for name, values in tensors.items() if not torch.isfinite(values).all()]
+    if wrong:
+        more = f" and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
+        raise BadData(f"{file} holds values that are not finite, in {wrong[0]}{more}: it gives no features.")
 
 
 def _check_shapes(file: Path, network: Network) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from byol.data import sharding
 from tests.zygote import Zygote
 
 TINY = {
@@ -60,3 +62,37 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     found = Zygote(tmp_path_factory.mktemp("zygote"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors: on a busy machine, waiting for a second thread takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, torch.Tensor]:
+    """What the reference code's augmentations gave for images that are in it too."""
+    file = Path(__file__).resolve().parents[2] / "shared" / "parity" / "augment_ops.npz"
+    if not file.exists():
+        pytest.skip("the reference code's recorded arrays (shared/parity/augment_ops.npz) are not beside the project")
+    with np.load(file, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]).permute(2, 0, 1)[None].contiguous() for name in arrays}
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is kept in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def shards(folder: Path, tmp_path: Path) -> Path:
+    """The 24 images of `folder` in six shards or so, of four each."""
+    sharding.shard(folder, tmp_path / "shards", 20_000)
+    assert len(list((tmp_path / "shards").glob("*.tar"))) >= 5
+    return tmp_path / "shards"

@@ -20,9 +20,10 @@ from tests.chaos import KILLS, LONG
 from tests.conftest import TINY, write_images
 from tests.test_distributed import SMALL
 from tests.test_distributed import command as distributed
+from tests.test_jobs import command
 from tests.test_pretraining import children, digest
-from tests.test_shards import digests
-from tests.test_tables import asked, command
+from tests.test_sharding import digests
+from tests.test_tables import asked
 from tests.zygote import Zygote, logged, pretrain
 
 pytestmark = pytest.mark.timeout(3600)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import io
 import json
 import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import tarfile
-import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,32 +17,18 @@ import pytest
 import torch
 
 import byol
-from byol import data, interrupt
+from byol import data
 from byol.config import Config, Data, apply, resolve
-from byol.data import index, loader, places, sharding, tars
+from byol.data import index, loader, sharding, tars
 from byol.data.folder import folder as open_folder
 from byol.data.shards import open_shards
 from byol.data.source import BadImage, Source
-from byol.errors import BadData, DiskError, Interrupted, OutputBusy, UsageError
-from tests.conftest import write_images
+from byol.errors import BadData, UsageError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 CPU = torch.device("cpu")
 SMALL = 20_000  # bytes of a shard: four images or so
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is kept in the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def shards(folder: Path, tmp_path: Path) -> Path:
-    """The 24 images of `folder` in six shards or so."""
-    sharding.shard(folder, tmp_path / "shards", SMALL)
-    assert len(list((tmp_path / "shards").glob("*.tar"))) >= 5
-    return tmp_path / "shards"
 
 
 def settings(tiny: dict[str, object], **changes: object) -> Config:
@@ -274,106 +251,6 @@ def test_webdataset_reads_our_shards(folder: Path, shards: Path) -> None:
     assert classes != sorted(classes)
 
 
-def test_parts_and_tasks(tmp_path: Path) -> None:
-    """Breaks if a tree of train and test loses its parts, or an evaluation sees other images than from the folder."""
-    root = tmp_path / "tree"
-    for part, count in (("train", 20), ("test", 6)):
-        write_images(root / part, count)
-    sharding.shard(root, tmp_path / "out", SMALL)
-    for split in ("train", "test"):
-        same_images(open_folder(root / split), data.open_source(str(tmp_path / "out"), Data(), split))
-    one, other = (data.open_task(str(p), Data()) for p in (root, tmp_path / "out"))
-    assert np.array_equal(one.train.indices, other.train.indices)
-    assert np.array_equal(one.validation.indices, other.validation.indices)
-    assert len(other.test.open()) == 6
-    with pytest.raises(UsageError, match="no test part"):
-        data.open_source(str(tmp_path / "out" / "train"), Data(), "test")
-
-
-def test_unlabelled_unreadable_and_oddly_named_files(tmp_path: Path) -> None:
-    """Breaks if a name that is no UTF-8, a file without permission or a missing class ends or shifts the shards."""
-    root = write_images(tmp_path / "images", 4, classes=1) / "class0"
-    os.rename(os.fsencode(root / "001.jpg"), os.fsencode(root) + b"/a\xff\n.b.JPG")
-    (root / "002.jpg").unlink()
-    (root / "002.jpg").symlink_to("/proc/self/mem")
-    sharding.shard(root, tmp_path / "out", SMALL)
-    one, other = open_folder(root), data.open_source(str(tmp_path / "out"), Data())
-    assert [one.describe(i) for i in range(4)] == [other.describe(i) for i in range(4)]
-    assert other.labels is None
-    assert list(damaged(other)) == ["002.jpg"]
-    assert torch.equal(one.read(3), other.read(3))
-
-
-def test_a_kill_costs_one_shard(tmp_path: Path) -> None:
-    """Breaks if a killed command leaves a half-written shard, redoes a finished one, or ends with other bytes."""
-    root = write_images(tmp_path / "images", 60)
-    sharding.shard(root, tmp_path / "whole", SMALL)
-    out = tmp_path / "killed"
-    slow = (
-        "import sys, time; from pathlib import Path; from byol.data import sharding\n"
-        "fast = sharding._file\n"
-        "sharding._file = lambda *a: (time.sleep(0.02), fast(*a))[1]\n"
-        f"sharding.shard(Path(sys.argv[1]), Path(sys.argv[2]), {SMALL})"
-    )
-    process = subprocess.Popen([sys.executable, "-c", slow, str(root), str(out)])
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("*.tar"))) < 4 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    manifest = index.read_manifest(str(out))
-    assert manifest is not None
-    assert 3 <= len(manifest.shards) < len(list((tmp_path / "whole").glob("*.tar")))
-    with pytest.raises(BadData, match="not finished"):
-        data.open_source(str(out), Data())
-    times = {s.name: (out / s.name).stat().st_mtime_ns for s in manifest.shards}
-    sharding.shard(root, out, SMALL)
-    assert all((out / name).stat().st_mtime_ns == at for name, at in times.items())
-    assert digests(out) == digests(tmp_path / "whole")
-
-
-def digests(out: Path) -> dict[str, str]:
-    files = [p for p in sorted(out.iterdir()) if p.name not in (".lock", ".holder")]
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
-def test_finished_shards_are_checked(folder: Path, shards: Path) -> None:
-    """Breaks if the same command does not notice a flipped bit or a lost index, or cannot mend them."""
-    before = digests(shards)
-    flip(sorted(shards.glob("*.tar"))[2], 700)
-    sharding.shard(folder, shards, SMALL)
-    assert digests(shards) == before
-    (shards / "shards.npz").unlink()
-    sharding.shard(folder, shards, SMALL)
-    assert digests(shards) == before
-
-
-def test_other_images_are_not_mixed_in(folder: Path, shards: Path, tmp_path: Path) -> None:
-    """Breaks if changed images continue old shards, or a stranger's files are overwritten."""
-    shutil.copy(folder / "class0" / "000.jpg", folder / "class0" / "new.jpg")
-    with pytest.raises(OutputBusy, match="other images"):
-        sharding.shard(folder, shards, SMALL)
-    sharding.shard(folder, shards, SMALL, overwrite=True)
-    assert len(data.open_source(str(shards), Data())) == 25
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "shard-000000.tar").write_bytes(b"mine")
-    with pytest.raises(OutputBusy, match=r"other files, such as shard-000000\.tar"):
-        sharding.shard(folder, tmp_path / "mine", SMALL, overwrite=True)
-    assert (tmp_path / "mine" / "shard-000000.tar").read_bytes() == b"mine"
-
-
-def test_an_interrupt_keeps_what_is_finished(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks if Ctrl-C leaves a temporary file or a shard that is not listed."""
-    asked = iter([False] * 12 + [True] * 99)
-    monkeypatch.setattr(interrupt, "requested", lambda: next(asked))
-    with pytest.raises(Interrupted, match="goes on"):
-        sharding.shard(folder, tmp_path / "out", SMALL)
-    manifest = index.read_manifest(str(tmp_path / "out"))
-    assert manifest is not None
-    assert {s.name for s in manifest.shards} == {p.name for p in (tmp_path / "out").glob("*.tar")} != set()
-    assert not list((tmp_path / "out").glob(".*.tmp"))
-
-
 def foreign(path: Path, members: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> Path:
     """A tar by Python's own module."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -521,139 +398,3 @@ def test_no_shard_is_held_in_memory(tmp_path: Path, jpeg: Callable[[int], bytes]
     tracemalloc.stop()
     assert peak < 20e6
     assert len(source) == 2
-
-
-@pytest.fixture
-def bucket(shards: Path) -> str:
-    """The shards in fsspec's memory, as at any other URL."""
-    import fsspec
-
-    files = fsspec.filesystem("memory")
-    files.store.clear()
-    files.put(str(shards) + "/", "memory://bucket/shards/", recursive=True)
-    return "memory://bucket/shards"
-
-
-def test_shards_at_a_url(folder: Path, bucket: str, tiny: dict[str, object], tmp_path: Path) -> None:
-    """Breaks if a remote shard gives other batches, single reads make copies, or copies outgrow their limit."""
-    plain = settings(tiny)
-    same(crops(str(folder), plain), crops(bucket, plain))
-    same_images(open_folder(folder), data.open_source(f"{bucket}/shard-*.tar", plain.data))
-    copies = tmp_path / "cache" / "byol" / "shards" / "copies"
-    assert not list(copies.glob("*.tar"))
-    limit = 4 * SMALL / 1e9
-    config = settings(tiny, data__shuffle="shards", data__window=2, data__cache_gb=limit)
-    found = crops(bucket, config)
-    kept = list(copies.glob("*.tar"))
-    assert 2 <= len(kept) <= 4
-    assert sum(p.stat().st_size for p in kept) <= 4 * SMALL
-    assert not any(batch.bad for batch in found)
-    same(found, crops(bucket, replace(config, data=replace(config.data, workers=2))))
-    with pytest.raises(UsageError, match=r"data.window 16 mixes .* GB"):
-        crops(bucket, settings(tiny, data__shuffle="shards", data__cache_gb=limit))
-    for path in copies.glob("*.tar"):  # a damaged copy is not believed; the workers above may have replaced `kept`
-        path.write_bytes(bytes(path.stat().st_size))
-    same(found, crops(bucket, config))
-
-
-class Pieces(http.server.BaseHTTPRequestHandler):
-    """Serves files, also in pieces, as object stores do."""
-
-    protocol_version = "HTTP/1.1"
-    root = Path()
-
-    def do_GET(self) -> None:
-        path = self.root / self.path.rpartition("/")[2]
-        content = path.read_bytes() if path.is_file() else b""
-        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        start, end = (int(asked[1]), min(int(asked[2]) + 1, len(content))) if asked else (0, len(content))
-        self.send_response(404 if not path.is_file() else 206 if asked else 200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(end - start))
-        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
-        self.end_headers()
-        self.wfile.write(content[start:end] if self.command == "GET" else b"")
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-@pytest.mark.timeout(120)
-def test_shards_over_http(folder: Path, shards: Path, tiny: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks if pieces over HTTP are not those of the files, or workers that end disturb their parent's connections."""
-    pytest.importorskip("aiohttp", reason="aiohttp, which fsspec needs for http, is not installed")
-    monkeypatch.setattr(Pieces, "root", shards)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pieces) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/data"
-        config = settings(tiny, data__workers=2)
-        alone = crops(url, settings(tiny))
-        same(alone, crops(str(folder), config))
-        same(alone, crops(url, config))
-        same(alone, crops(url, settings(tiny)))
-        server.shutdown()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_network_that_fails_ends_the_run_with_a_sentence(
-    bucket: str, tiny: dict[str, object], monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    """Breaks if an outage passes for bad images, which would change the batches, or a worker's error is a traceback."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    config = settings(tiny, data__workers=workers)
-    images = loader.prepare(data.open_source(bucket, config.data), config)
-    tries: list[int] = []
-
-    def fail(*_: object, **__: object) -> bytes:
-        tries.append(1)
-        raise ConnectionError("the network is down")
-
-    monkeypatch.setattr(places, "PATIENCE", (0.0, 0.0))
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
-    with pytest.raises(DiskError) as caught:
-        list(loader.batches(images, config, resolve(config, 24), 0, CPU))
-    assert str(caught.value).startswith("Cannot read memory://")
-    assert "the network is down" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(tries) == (0 if workers else 3)
-
-
-def test_unknown_kinds_of_url_and_missing_shards(tmp_path: Path, shards: Path) -> None:
-    """Breaks if a missing package, shard or pattern is a traceback."""
-    with pytest.raises(UsageError, match="nosuch"):
-        data.open_source("nosuch://bucket/a.tar", Data())
-    with pytest.raises(UsageError, match="no tar files"):
-        data.open_source(str(tmp_path / "none-*.tar"), Data())
-    with pytest.raises(UsageError, match="no tar files"):
-        data.open_source(str(tmp_path / "none.tar"), Data())
-    with pytest.raises(BadData, match=r"none-000\.tar"):
-        data.open_source(str(tmp_path / "none-{000..003}.tar"), Data())
-    next(shards.glob("*.tar")).unlink()
-    with pytest.raises(BadData, match="Cannot read the shard"):
-        data.open_source(str(shards), Data())
-
-
-def byol_shard(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "byol", "shard", *arguments], capture_output=True, text=True, timeout=60
-    )
-
-
-def test_the_command(folder: Path, tmp_path: Path) -> None:
-    """Breaks if the verb is not there, or a mistake is anything but a sentence and its exit code (G4)."""
-    out = tmp_path / "out"
-    done = byol_shard(str(folder), str(out), "--shard-size", "20KB")
-    assert done.returncode == 0, done.stderr
-    assert "24 images in" in done.stderr
-    same_images(open_folder(folder), data.open_source(str(out), Data()))
-    for arguments, code, text in (
-        ([str(folder), str(out), "--shard-size", "big"], 2, "256MB"),
-        ([str(tmp_path / "none"), str(out)], 2, "There is no folder"),
-    ):
-        wrong = byol_shard(*arguments)
-        assert (wrong.returncode, "Traceback" in wrong.stderr) == (code, False)
-        assert wrong.stderr.startswith("byol: ")
-        assert text in wrong.stderr

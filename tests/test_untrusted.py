@@ -34,7 +34,7 @@ from byol.report import collect
 from byol.rundir import Request
 from byol.weights import imports, reader
 from tests.conftest import write_images
-from tests.test_weights import harms
+from tests.test_reader import harms
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "byol").rglob("*.py"))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
-from tests.data.test_decode import bomb, chunk, encoded, exif, noise, png, smooth, stored_as
+from tests.data.test_bad_images import bomb
+from tests.data.test_decode import chunk, encoded, exif, noise, png, smooth, stored_as
 
 
 def ycck(ink: np.ndarray) -> bytes:

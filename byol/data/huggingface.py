@@ -181,7 +181,10 @@ def _layout(arrow: Any, file: str) -> tuple[Any, list[int]]:
         with places.opened(file) as source:
             opened = arrow.parquet.ParquetFile(source)
             facts = opened.metadata
-            return opened.schema_arrow, [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
+            rows = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
+            if not all(0 <= count <= source.seek(0, os.SEEK_END) for count in rows):  # memory would be made for them
+                raise ValueError("it says it has more rows than bytes")
+            return opened.schema_arrow, rows
     schema, batches = _batches(file)
     return schema, [batch.num_rows for batch in batches]
 

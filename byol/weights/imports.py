@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from byol import networks
-from byol.checkpoint import encoder_header, encoder_settings, load_encoder, save_encoder
+from byol.checkpoint import check_finite, encoder_header, encoder_settings, load_encoder, save_encoder
 from byol.config import Config, apply
 from byol.errors import BadData, DiskError, UsageError
 from byol.weights import reader
@@ -186,7 +186,8 @@ def deepmind(params: Mapping[str, Any], state: Mapping[str, Any]) -> Found:
             own = average or {"w": "weight", "b": "bias", "scale": "weight", "offset": "bias"}.get(key, key)
             array = np.asarray(value)
             array = array.transpose(3, 2, 0, 1) if key == "w" and array.ndim == 4 else array.reshape(-1)
-            tensors[f"{name}.{own}"] = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+            with np.errstate(over="ignore"):  # told by `matched`
+                tensors[f"{name}.{own}"] = torch.from_numpy(np.ascontiguousarray(array, np.float32))
     return Found("DeepMind BYOL", tensors, left_out, {"network.padding": "same"}, [])
 
 
@@ -254,6 +255,7 @@ def matched(found: Found, encoder: nn.Module, file: Path) -> dict[str, Tensor]:
     ]
     if wrong:
         raise BadData(f"{file} ({found.origin}) does not match: {'; '.join(wrong)}.")
+    check_finite(tensors, file)
     return tensors
 
 
