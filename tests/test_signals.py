@@ -169,6 +169,12 @@ VERBS = {
     "report": ["report", "{run}", "--out={out}/report.html", "--data=scenes:20000"],
     "pretrain": ["pretrain", "scenes:20000", "--out={out}/other"],
     "dedupe": ["dedupe", "{run}", "scenes:20000", "--out={out}/groups.csv"],
+    "outliers": ["outliers", "{run}", "scenes:20000", "--out={out}/outliers.csv"],
+    "pick": ["pick", "100", "{run}", "scenes:20000", "--out={out}/pick.csv"],
+    "search": ["search", "{images}/class0/000.jpg", "{run}", "scenes:20000", "--out={out}/found.csv"],
+    "shard": ["shard", "{many}", "{out}/shards"],
+    "demo": ["demo", "--out={out}/demo"],
+    "plan": ["plan", "paper-1000"],
     "table": ["table", "target-decay", "--scale=cpu", "--seeds=1", "--data=scenes:400", "--out={out}/table"],
 }
 
@@ -177,6 +183,9 @@ VERBS = {
 def trained(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
     root = tmp_path_factory.mktemp("trained")
     write_images(root / "images", 40)
+    (root / "many").mkdir()
+    for number in range(20_000):
+        os.link(root / "images" / "class0" / f"{number % 20 * 2:03d}.jpg", root / "many" / f"{number:05d}.jpg")
     code, said = zygote.run(*pretrain(root / "images", root / "run", TINY | {"optim.epochs": 1}))
     assert code == 0, said
     return root
@@ -185,7 +194,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
 @pytest.mark.parametrize("verb", VERBS if LONG else ["doctor", "embed", "evaluate"])
 def test_ctrl_c_is_answered_within_two_seconds(verb: str, trained: Path, tmp_path: Path, zygote: Zygote) -> None:
     """Breaks if a verb waits for a long piece of work, or for its threads or loader processes."""
-    places = {"run": trained / "run", "out": tmp_path}
+    places = {"run": trained / "run", "images": trained / "images", "many": trained / "many", "out": tmp_path}
     chance, answered = random.Random(verb), []
     for _ in range(6 if LONG else 1):
         pid = zygote.start(*(word.format(**places) for word in VERBS[verb]))
