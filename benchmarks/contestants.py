@@ -100,9 +100,10 @@ def autocast(spec: dict[str, Any]) -> torch.autocast:
 
 def by_byol(spec: dict[str, Any]) -> dict[str, float]:
     """The whole of `byol pretrain`: reading, looks, logs and checkpoints; the clock is read at every step."""
-    from byol import pretraining
+    from byol import presets, pretraining
 
     clock = Clock(spec)
+    preset = "cifar10-cpu" if spec["small"] else "paper-100"
     plain = pretraining.update
 
     def timed(*arguments: Any, **named: Any) -> Any:
@@ -124,12 +125,13 @@ def by_byol(spec: dict[str, Any]) -> dict[str, float]:
         "optim.epochs": steps * spec["batch"] / (count - min(int(0.02 * count), 1000)),
         "optim.warmup_epochs": 0,
         "data.workers": spec["workers"] or -1,
-        "run.monitor_images": 64,
+        # Twenty looks a run are few when it has the preset's length; these steps alone would have one each.
+        "run.monitor_epochs": presets.PRESETS[preset]().optim.epochs / 20,
     }
     if not spec["tuned"]:
         overrides |= {"run.precision": "float32", "run.channels_last": False}
     with tempfile.TemporaryDirectory() as out:
-        pretraining.pretrain(spec["folder"], out, "cifar10-cpu" if spec["small"] else "paper-100", overrides)
+        pretraining.pretrain(spec["folder"], out, preset, overrides)
     return clock.found()
 
 
