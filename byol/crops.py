@@ -125,19 +125,16 @@ def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
     return torch.zeros(*index.shape[:-1], length).scatter_add_(-1, index, taps.weight.movedim(0, -1))
 
 
-def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, for every channel."""
-    batch, channels, height, width = images.shape
-    rows, columns = rows.expand(batch, -1, -1), columns.expand(batch, -1, -1).transpose(1, 2)
-    wide = torch.bmm(images.reshape(batch, channels * height, width), columns).view(batch, channels, height, -1)
-    # A channel at a time: a product that broadcasts the rows over the channels copies them.
-    return torch.stack([torch.bmm(rows, channel) for channel in wide.unbind(1)], 1)
-
-
 def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    floats = images.float().div_(255) if images.dtype == torch.uint8 else images
-    rows, columns = (matrix.to(floats.device, floats.dtype) for matrix in (rows, columns))
-    return separable(floats, rows, columns).clamp_(0, 1)
+    """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, in [0, 1]."""
+    batch, channels, height, width = images.shape
+    # The channels of a line side by side, so that one product does for all three.
+    lines = images.transpose(1, 2).contiguous()
+    lines = lines / 255 if images.dtype == torch.uint8 else lines
+    rows, columns = (matrix.to(lines.device, lines.dtype).expand(batch, -1, -1) for matrix in (rows, columns))
+    lines = torch.bmm(rows, lines.view(batch, height, channels * width)).view(batch, -1, width)
+    lines = torch.bmm(lines, columns.transpose(1, 2)).view(batch, rows.shape[1], channels, -1).transpose(1, 2)
+    return torch.clamp(lines, 0, 1, out=torch.empty_like(lines, memory_format=torch.contiguous_format))
 
 
 def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) -> Tensor:

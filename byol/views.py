@@ -21,7 +21,9 @@ from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resiz
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
 STRIPE = 32  # pixels of an image blurred at a time
-CACHE = 2**18  # numbers of a batch changed at a time by a core: a megabyte
+SOME = 2**20  # numbers of a batch changed at a time by a core: with fewer the calls take longer than the work
+LARGE = 2**17  # numbers of an image that is changed alone, to stay in a core's cache: about 210 px
+Adjust = Callable[[Tensor, PerImage], Tensor]
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
 
 
@@ -217,7 +219,11 @@ def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Subtract each channel's mean and divide by its deviation."""
-    return (images - images.new_tensor(mean).view(3, 1, 1)).div_(images.new_tensor(std).view(3, 1, 1))
+    return _normalize_(images.clone(), mean, std)
+
+
+def _normalize_(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    return images.sub_(images.new_tensor(mean).view(3, 1, 1)).div_(images.new_tensor(std).view(3, 1, 1))
 
 
 @torch.no_grad()
@@ -230,9 +236,10 @@ def augment(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
 
 
 def _in_cache(images: Tensor, draw: ViewDraw) -> Iterator[tuple[Tensor, ViewDraw]]:
-    """On a CPU as many images at a time as stay in its cores' caches through all operations, with their choices."""
-    room = CACHE * torch.get_num_threads() if images.device.type == "cpu" else images.numel()
-    few = max(1, room // images.shape[1:].numel())
+    """A few images at a time with their choices, so that a CPU finds them in its cache through all operations."""
+    each = images.shape[1:].numel()
+    room = torch.get_num_threads() * (each if each > LARGE else SOME) if images.device.type == "cpu" else images.numel()
+    few = max(1, room // each)
     for start in range(0, len(images), few):
         yield images[start : start + few], slice_draw(draw, start, start + few)
 
@@ -245,22 +252,37 @@ def _augment_(images: Tensor, draw: ViewDraw, config: Views) -> None:
             return
         values = [parameter[chosen].to(images.device) for parameter in parameters]
         if len(chosen) == len(images):
-            images.copy_(operation(images, *values).clamp_(0, 1))
+            torch.clamp(operation(images, *values), 0, 1, out=images)
         else:
             index = chosen.to(images.device)
             images.index_copy_(0, index, operation(images.index_select(0, index), *values).clamp_(0, 1))
 
     change(draw.flip, lambda chosen: chosen.flip(-1))
-    strengths = (draw.brightness, draw.contrast, draw.saturation, draw.hue)
     if draw.jitter.any():
-        for turn in range(OPS):
-            for op, (adjust, strength) in enumerate(zip(COLOUR[config.colour], strengths, strict=True)):
-                change(draw.jitter & (draw.order[:, turn] == op), adjust, strength)
+        _jitter_(images, draw, COLOUR[config.colour])
     change(draw.grayscale, to_grayscale)
     if blur_taps(images.shape[2]) > 1:
         change(draw.blur, lambda chosen, sigma: gaussian_blur(chosen, sigma, border=config.border), draw.sigma)
     change(draw.solarize, solarize)
-    images.clamp_(0, 1)
+
+
+def _jitter_(images: Tensor, draw: ViewDraw, adjust: Sequence[Adjust]) -> None:
+    """Every image's colour operations in its own order: in each turn images move so that equal operations are
+    neighbours, which costs less than to pick them out and to put them back."""
+    strengths = torch.stack([draw.brightness, draw.contrast, draw.saturation, draw.hue])
+    operations = torch.where(draw.jitter[:, None], draw.order, OPS)  # OPS: none
+    moved, place = images, torch.arange(len(images))  # `place` says which image stands where
+    for turn in range(OPS):
+        operation, by = operations[place, turn].sort(stable=True)
+        if len(images) > 1:
+            moved, place = moved.index_select(0, by.to(images.device)), place[by]
+        ends = torch.bincount(operation, minlength=OPS)[:OPS].cumsum(0).tolist()
+        for op, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            if start < end:
+                alike, strength = moved[start:end], strengths[op, place[start:end]].to(images.device)
+                torch.clamp(adjust[op](alike, strength), 0, 1, out=alike)
+    if len(images) > 1:
+        torch.index_select(moved, 0, place.argsort().to(images.device), out=images)
 
 
 @torch.no_grad()
@@ -272,7 +294,7 @@ def finish(crops: Tensor, draw: ViewDraw, config: Views) -> Tensor:
 def _finish_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
     for few, own in _in_cache(images, draw):
         _augment_(few, own, config)
-        few.copy_(normalize(few, config.mean, config.std))
+        _normalize_(few, config.mean, config.std)
     return images
 
 
@@ -287,7 +309,6 @@ def views(images: Tensor, draws: tuple[ViewDraw, ViewDraw], config: Views, size:
     return make(draws[0]), make(draws[1])
 
 
-Adjust = Callable[[Tensor, PerImage], Tensor]
 COLOUR: dict[str, tuple[Adjust, Adjust, Adjust, Adjust]] = {
     "byol": (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue),
     # torchvision multiplies, and blends with the mean grey or the grey image; its hue is turned in the same HSV.
