@@ -17,17 +17,18 @@ from byol.errors import UsageError
 
 BANK = 2**25  # numbers of the bank, compared at a time
 GROUP = 16  # similarities of which the highest is found first
-BLOCK = 512  # queries at a time
+ASKED = 1024  # queries at a time, of a part of the bank
+BLOCK = 512  # queries at a time, of all vectors
 PAIRS = 2**28  # similarities held at once
 LAZY = 256  # gains looked at again at a time
 
 
 def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them; `queries` have length 1."""
-    blocks = queries.split(BLOCK)
+    blocks = queries.split(ASKED)
     found = [(torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.int64)) for block in blocks]
     rows = min(len(bank), max(k, BANK // max(1, bank.shape[1])))
-    room = torch.empty(min(BLOCK, len(queries)) * rows)  # used again and again: new pages cost as much as the search
+    room = torch.empty(min(ASKED, len(queries)) * rows)  # used again and again: new pages cost as much as the search
     for first in range(0, len(bank), rows or 1):
         part = F.normalize(bank[first : first + rows].float(), dim=1).T
         for place, block in enumerate(blocks):

@@ -464,6 +464,6 @@ def test_a_bank_in_parts_is_the_whole_bank(monkeypatch: pytest.MonkeyPatch) -> N
     bank, queries, labels = torch.randn(53, 5), torch.randn(11, 5), torch.arange(53) % 4
     whole_bank = knn.votes(bank, labels, queries, classes=4, k=7)
     monkeypatch.setattr(neighbours, "BANK", 8 * 5)
-    monkeypatch.setattr(neighbours, "BLOCK", 2)
+    monkeypatch.setattr(neighbours, "ASKED", 2)
     monkeypatch.setattr(knn, "QUERIES", 3)
     torch.testing.assert_close(knn.votes(bank, labels, queries, classes=4, k=7), whole_bank)
