@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
+import math
 import os
 import signal
 import sys
@@ -36,6 +38,8 @@ MEMORY_SHARE = 0.25
 MOST_HELD_OUT = 1000
 BAD_ALLOWED = 10  # so that two bad files do not stop a folder of fifty
 SUBSTITUTES = 50
+PIECE = 64  # small images that a worker reads at a time
+SMALL = 128 * 128  # pixels
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 # How long torch waits for each worker to finish its batch before it ends it: five seconds are too long for a Ctrl-C.
@@ -97,8 +101,10 @@ def prepare(source: Source, config: Config) -> Images:
     pixels: Tensor | None = None
     bad: list[Bad] = []
     fingerprint = source_fingerprint(source)
-    if _fits(source, config):
-        source, kept, pixels, bad = _decode(source, indices)
+    sizes = sample_sizes(source)
+    mean = sum(h * w for h, w in sizes) / max(len(sizes), 1)
+    if fits(3 * mean * len(source), config):
+        source, kept, pixels, bad = _decode(source, worker_count(config) if mean <= SMALL else 0)
         indices = np.arange(len(kept))
         check_bad(len(bad), len(kept) + len(bad), config, bad)
     count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
@@ -138,14 +144,6 @@ def source_fingerprint(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fits(source: Source, config: Config) -> bool:
-    if config.data.in_memory != "auto":
-        return config.data.in_memory == "always"
-    sizes = sample_sizes(source)
-    mean = sum(h * w * 3 for h, w in sizes) / max(len(sizes), 1)
-    return fits(mean * len(source), config)
-
-
 def fits(decoded: float, config: Config) -> bool:
     """Whether so many bytes of decoded images are held in memory."""
     if config.data.in_memory != "auto":
@@ -165,25 +163,22 @@ def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:
     return sizes  # type: ignore[return-value]
 
 
-def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Tensor | None, list[Bad]]:
+def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | None, list[Bad]]:
     """All images in memory: one tensor when their sizes agree, else a source that reads from a list."""
     images: list[Tensor] = []
     kept: list[int] = []
     bad: list[Bad] = []
-
-    def attempt(index: int) -> Tensor | BadImage:
-        try:
-            return source.read(index)
-        except BadImage as error:
-            return error
-
-    with bar("Reading", len(indices), "images") as shown:
-        for index, result in zip(indices, in_threads(attempt, indices.tolist()), strict=True):
+    pieces = Pieces(source)
+    with bar("Reading", len(source), "images") as shown:
+        # Small images are read mostly by Python, of which threads share one; large ones mostly by C, in threads.
+        few = len(pieces) <= workers
+        found = loaded(pieces, range(len(pieces)), workers) if workers and not few else pieces.in_threads()
+        for index, result in enumerate(itertools.chain.from_iterable(found)):
             if isinstance(result, BadImage):
-                bad.append(Bad(source.describe(int(index)), str(result)))
+                bad.append(Bad(source.describe(index), str(result)))
             else:
-                images.append(result)
-                kept.append(int(index))
+                images.append(torch.from_numpy(result))
+                kept.append(index)
             shown.advance()
     labels = None if source.labels is None else source.labels[kept]
     names = [source.describe(i) for i in kept]
@@ -194,6 +189,28 @@ def _decode(source: Source, indices: np.ndarray) -> tuple[Source, list[int], Ten
     pixels = torch.stack(images)
     images.clear()
     return replace(held, read=pixels.__getitem__), kept, pixels, bad
+
+
+class Pieces(Dataset[list["np.ndarray | BadImage"]]):
+    """Item k is the k-th few images of a source, uint8 (3, H, W), or what is wrong with them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.source) / PIECE)
+
+    def __getitem__(self, k: int) -> list[np.ndarray | BadImage]:
+        return [self._attempt(index) for index in range(k * PIECE, min((k + 1) * PIECE, len(self.source)))]
+
+    def _attempt(self, index: int) -> np.ndarray | BadImage:
+        try:
+            return self.source.read(index).numpy()
+        except BadImage as error:
+            return error
+
+    def in_threads(self) -> Iterator[list[np.ndarray | BadImage]]:
+        yield from ([found] for found in in_threads(self._attempt, range(len(self.source))))
 
 
 def in_threads(function: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:

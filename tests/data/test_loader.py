@@ -17,6 +17,7 @@ from byol.config import Config, apply, resolve
 from byol.data import loader
 from byol.data.source import BadImage, Source
 from byol.errors import BadData
+from tests.conftest import write_images
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,21 @@ def test_in_memory_and_streamed_crops_agree(tmp_path: Path, tiny: dict[str, obje
     for a, b in zip(collect(held, config), collect(streamed, never), strict=True):
         torch.testing.assert_close(a.crops[0], b.crops[0], atol=2e-6, rtol=0)
         assert torch.equal(a.labels, b.labels)
+
+
+def test_small_images_are_held_the_same_whoever_reads_them(tmp_path: Path, tiny: dict[str, object]) -> None:
+    """Breaks if an image is lost, doubled or moved between the processes that read, or a bad one is not named."""
+    folder = write_images(tmp_path / "images", 150)
+    (folder / "class0" / "bad.jpg").write_bytes(b"no image")
+    held = []
+    for workers in (0, 2):
+        config = apply(Config(), {**tiny, "data.in_memory": "always", "data.workers": workers})
+        held.append(loader.prepare(data.open_source(str(folder), config.data), config))
+    assert len(held[0].train) == 150 > loader.PIECE * 2
+    assert [bad.name for bad in held[1].bad] == ["class0/bad.jpg"]
+    assert held[0].bad == held[1].bad
+    for one, other in zip(*(images.read(images.train) for images in held), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_images_of_mixed_size_are_held_decoded(folder: Path, tiny: dict[str, object]) -> None:
