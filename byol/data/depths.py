@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from byol.config import Data
+from byol.data import matlab
 from byol.data.decode import printable
 from byol.data.dense import DenseMetric, DenseTask, Sample, Samples
 from byol.data.pairs import Words, find_pairs, samples_of, task_of
@@ -99,13 +100,9 @@ def _stamp(file: Path, index: int) -> bytes:
 def _nyu_split(path: Path, part: str, count: int) -> np.ndarray:
     """Positions from 0 of a part."""
     try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise UsageError(f"{path.name} needs scipy: pip install 'byol[eval]'.") from None
-    try:
-        numbers: np.ndarray = loadmat(path, variable_names=[f"{part}Ndxs"])[f"{part}Ndxs"].ravel().astype(np.int64) - 1
-    except Exception as error:
-        raise BadData(f"{printable(path)} is not the split of NYU Depth v2 ({type(error).__name__}).") from None
-    if not len(numbers) or numbers.min() < 0 or numbers.max() >= count:
+        numbers = matlab.numbers(path.read_bytes(), f"{part}Ndxs")
+    except (ValueError, OSError) as error:
+        raise BadData(f"{printable(path)} is not the split of NYU Depth v2: {error}.") from None
+    if not len(numbers) or not ((numbers >= 1) & (numbers <= count)).all():
         raise BadData(f"{printable(path)} names images that {NYU} does not have.")
-    return numbers
+    return numbers.astype(np.int64) - 1
