@@ -13,7 +13,7 @@ from byol.config import Config, apply, flatten
 from byol.errors import ByolError, DiskError, UsageError
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.metrics import PLAIN, shown
-from byol.records import read_json, read_metrics
+from byol.records import meaning_of, read_json, read_metrics
 
 MOST_POINTS = 1200  # of a curve: more than a screen has columns
 NEEDED = ("request", "config", "data", "versions", "machine", "status")
@@ -64,6 +64,11 @@ def read(path: Path) -> Record:
 
 def described(record: Record) -> dict[str, Any]:
     """Everything that the page says of the run but for its pictures."""
+    with meaning_of(record.path / "run.json"):
+        return _described(record)
+
+
+def _described(record: Record) -> dict[str, Any]:
     run, plan = record.run, record.run.get("plan", {})
     done = max((m["step"] + 1 for m in record.metrics), default=0)
     return {
