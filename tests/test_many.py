@@ -180,8 +180,10 @@ def test_workers_share_the_names(tiny: dict[str, Any]) -> None:
     config = apply(Config(), {**tiny, "data.in_memory": "never", "data.workers": 2, "optim.epochs": 1})
     held = loader.Images(source, np.arange(images), np.arange(0), None, [], "")
     workers: list[list[float]] = []
+    others = set(children(os.getpid()))
     for _ in loader.batches(held, config, resolve(config, images), 0, torch.device("cpu")):
-        workers.append([private(worker) for worker in children(os.getpid()) if b"python" in command_of(worker)])
+        new = [child for child in children(os.getpid()) if child not in others and b"python" in command_of(child)]
+        workers.append([private(worker) for worker in new])  # without `ps` itself
     assert len(workers) == images // batch
     warm = workers[len(workers) // 10 : -4]
     assert all(len(each) == 2 for each in warm)
@@ -221,8 +223,8 @@ def test_full_speed_for_minutes(tmp_path: Path, zygote: Zygote, verb: str) -> No
     from byol.networks import resnet
 
     encoder = tmp_path / "encoder.safetensors"
-    settings = {"network.encoder": "resnet18", "network.width": 0.05, "network.small_images": True}
-    checkpoint.save_encoder(encoder, resnet(18, 0.05, True), apply(Config(), {**settings, "data.resolution": 32}), {})
+    settings = {"network.encoder": "resnet18", "network.width": 0.25, "network.small_images": True}
+    checkpoint.save_encoder(encoder, resnet(18, 0.25, True), apply(Config(), {**settings, "data.resolution": 64}), {})
     on = ["scenes:100000", "--out", str(tmp_path / "features.npz")]
     if verb == "evaluate":
         on = ["--on", "scenes:100000", "--protocol", "knn", "--out", str(tmp_path / "results")]
@@ -230,7 +232,7 @@ def test_full_speed_for_minutes(tmp_path: Path, zygote: Zygote, verb: str) -> No
     seconds, memory = [0.0], [0.0]
     while not zygote.ended(pid):
         now = used([pid, *children(pid)])
-        seconds.append(now[0])
+        seconds.append(max(now[0], seconds[-1]))  # a child that ends while they are asked is missed once
         memory.append(now[1])
         time.sleep(1)
     code, said = zygote.wait(pid)
@@ -240,6 +242,6 @@ def test_full_speed_for_minutes(tmp_path: Path, zygote: Zygote, verb: str) -> No
     stalls = [after - before for before, after in zip(seconds, seconds[10:], strict=False)]
     assert min(stalls) > 1, "ten seconds without work"
     middle, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[len(memory) // 2 : -5])
-    features = 100_000 * 26 * 4 / 1e6
+    features = 100_000 * 128 * 4 / 1e6
     assert late < 1.1 * middle + 2 * features
     print(f"{verb}: 100,000 images in {len(memory)} s; {middle:.0f} MB in the first half, {late:.0f} MB in the second")
