@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -104,7 +105,10 @@ def prepare(source: Source, config: Config) -> Images:
     sizes = sample_sizes(source)
     mean = sum(h * w for h, w in sizes) / max(len(sizes), 1)
     if fits(3 * mean * len(source), config):
-        source, kept, pixels, bad = _decode(source, worker_count(config) if mean <= SMALL else 0)
+        # Small images are read mostly by Python, of which threads share one; large ones mostly by C, in threads. Where
+        # processes are not forked they take seconds to begin, and a script without a `__main__` would begin anew.
+        forked = multiprocessing.get_start_method() == "fork"
+        source, kept, pixels, bad = _decode(source, worker_count(config) if forked and mean <= SMALL else 0)
         indices = np.arange(len(kept))
         check_bad(len(bad), len(kept) + len(bad), config, bad)
     count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
@@ -170,7 +174,6 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
     bad: list[Bad] = []
     pieces = Pieces(source)
     with bar("Reading", len(source), "images") as shown:
-        # Small images are read mostly by Python, of which threads share one; large ones mostly by C, in threads.
         few = len(pieces) <= workers
         found = loaded(pieces, range(len(pieces)), workers) if workers and not few else pieces.in_threads()
         for index, result in enumerate(itertools.chain.from_iterable(found)):
