@@ -107,7 +107,8 @@ def test_reading_stops_at_ctrl_c(tiny: dict[str, Any]) -> None:
 
     began = time.monotonic()
     with pytest.raises(Interrupted):
-        loader.prepare(Source("slow", 5000, slow, str), apply(Config(), {**tiny, "data.in_memory": "always"}))
+        threads = apply(Config(), {**tiny, "data.in_memory": "always", "data.workers": 0})
+        loader.prepare(Source("slow", 5000, slow, str), threads)
     assert len(read) < 200
     assert time.monotonic() - began < 2 * slowness()
 
