@@ -110,6 +110,8 @@ KINDS, BORDERS = st.sampled_from(["byol", "torchvision"]), st.sampled_from(["zer
 VIEWS = st.builds(
     Views, t=a_view(), t_prime=a_view(), crop=KINDS, colour=KINDS, antialias=st.booleans(), border=BORDERS
 )
+# A learning rate: none below which products and squares lose their digits, but 0.
+NORMAL = st.floats(0, 100).map(lambda v: v if v > 1e-12 else 0.0)
 PIXELS = st.sampled_from(["black", "white", "noise", "half"])
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -136,7 +138,7 @@ def test_views_are_images(config: Views, sides: tuple[int, int], size: int, pixe
 
 
 @tries(150, 20_000)
-@given(st.integers(1, 10**7), st.integers(0, 10**7), st.floats(0, 100), st.floats(0, 1), st.floats(0, 1))
+@given(st.integers(1, 10**7), st.integers(0, 10**7), NORMAL, st.floats(0, 1), st.floats(0, 1))
 def test_schedules_stay_in_their_ranges(total: int, warmup: int, peak: float, base: float, share: float) -> None:
     """Breaks if a rate leaves [0, peak], rises after the warm-up, or tau leaves [base, 1] or falls."""
     warmup = min(warmup, total // 2)
@@ -157,7 +159,7 @@ NUMBERS = st.floats(-1e3, 1e3).map(lambda v: v if abs(v) > 1e-6 else 0.0)
 @given(
     st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(NUMBERS, min_size=n, max_size=n)] * 4)),
     st.floats(0, 1).map(lambda v: v if v > 1e-12 else 0.0),  # less is lost in the squares of a norm
-    st.lists(st.floats(0, 10), min_size=3, max_size=3),
+    st.lists(NORMAL, min_size=3, max_size=3),
     st.booleans(),
 )
 def test_lars_is_its_formula(values: Any, decay: float, rates: list[float], adapt: bool) -> None:

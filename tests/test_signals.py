@@ -105,9 +105,9 @@ def test_reading_stops_at_ctrl_c(tiny: dict[str, Any]) -> None:
             raise Interrupted("now")
         return torch.zeros(3, 8, 8, dtype=torch.uint8)
 
+    threads = apply(Config(), {**tiny, "data.in_memory": "always", "data.workers": 0})
     began = time.monotonic()
     with pytest.raises(Interrupted):
-        threads = apply(Config(), {**tiny, "data.in_memory": "always", "data.workers": 0})
         loader.prepare(Source("slow", 5000, slow, str), threads)
     assert len(read) < 200
     assert time.monotonic() - began < 2 * slowness()
