@@ -106,6 +106,12 @@ def keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, -1)
 
 
+def give_back() -> None:
+    """What `keep_memory` has kept and nothing uses: among thousands of passes the gaps between tensors add up."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _use_deterministic(yes: bool) -> None:
     """Which algorithms are taken on a GPU; cuBLAS wants to hear of it before it is first used."""
     if yes:

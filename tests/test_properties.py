@@ -7,6 +7,7 @@ import math
 from typing import Any, get_args, get_origin
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from byol.data.source import Source
 from byol.errors import UsageError, nearest
 from tests.chaos import often
 from tests.test_optim import transcribed
+
+pytestmark = pytest.mark.timeout(1800)
 
 FIELDS = {name: (kind, metadata) for name, kind, metadata in declared()}
 ANYTHING = (

@@ -23,11 +23,12 @@ from byol.data.source import BadImage, Source
 from byol.data.task import Part, as_source
 from byol.errors import BadData, DiskError, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
-from byol.machine import Machine
+from byol.machine import Machine, give_back
 from byol.progress import bar, name_left_out, say
 from byol.records import disk_error, read_json, write_atomically, write_json
 
 CHUNK = 256
+KEPT_CHUNKS = 32  # after which memory is given back
 
 
 class Features(NamedTuple):
@@ -93,18 +94,25 @@ def represented(encoder: Encoder, source: Source, margin: float = MARGIN) -> Ite
     exact = encoder.place if encoder.place.precision == "float64" else replace(encoder.place, precision="float32")
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
-        for pixels, indices, bad in centre_crops(source, encoder.resolution, workers, margin):
+        for number, (pixels, indices, bad) in enumerate(centre_crops(source, encoder.resolution, workers, margin)):
             if indices:
                 yield represent(module, pixels, encoder.config, exact).numpy(), indices
+            if number % KEPT_CHUNKS == 0:
+                give_back()
             shown.advance(len(indices) + len(bad))
 
 
 def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
     """All representations (N, D) in memory, and the numbers of the images that could be read."""
-    found = list(represented(encoder, source))
-    if not found:
+    # One array from the start: chunks kept one by one would lie between the network's activations, whose room could
+    # then not be used again, and memory would grow with the number of images.
+    values, read = np.empty((len(source), encoder.num_features), np.float32), list[int]()
+    for chunk, indices in represented(encoder, source):
+        values[len(read) : len(read) + len(indices)] = chunk
+        read += indices
+    if not read:
         raise BadData(f"None of the {len(source)} images of {source.name} can be read.")
-    return np.concatenate([values for values, _ in found]), [index for _, indices in found for index in indices]
+    return values[: len(read)], read
 
 
 def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -> Features:
