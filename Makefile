@@ -17,7 +17,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The long version of the tests of faults, for an hour or two: docs/guarantees.md. KILLS=200 for a night.
+# The long version of the tests of faults, for two hours: docs/guarantees.md. KILLS=200 for a night.
 KILLS ?= 60
 CHAOS := $(addprefix tests/test_,$(addsuffix .py,kill faults signals numbers many collapse distributed slurm fuzz \
 	properties report page untrusted zoo))

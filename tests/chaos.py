@@ -1,4 +1,4 @@
-"""How long the tests of the reliability suite go on: seconds in `make test`, an hour or two in `make chaos`."""
+"""How long the tests of the reliability suite go on: seconds in `make test`, two hours in `make chaos`."""
 
 from __future__ import annotations
 
