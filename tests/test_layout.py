@@ -27,7 +27,7 @@ ORDER = [
     ),
     ("collectives",),
     ("norms", "presets", "records", "networks", "objectives", "optim", "views", "machine"),
-    ("data.decode", "data.arrays", "data.task", "evals.spec", "paper"),
+    ("data.decode", "data.arrays", "data.matlab", "data.task", "evals.spec", "paper"),
     ("method", "data.folder", "data.named", "data.scenes", "data.dense", "data.examine", "evals.metrics"),
     ("data.tars", "data.places", "data.columns", "evals.logistic", "pictures"),
     ("data.layouts", "data.rendered", "data.pairs", "data.index"),
