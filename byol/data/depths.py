@@ -100,7 +100,8 @@ def _stamp(file: Path, index: int) -> bytes:
 def _nyu_split(path: Path, part: str, count: int) -> np.ndarray:
     """Positions from 0 of a part."""
     try:
-        numbers = matlab.numbers(path.read_bytes(), f"{part}Ndxs")
+        with path.open("rb") as file:
+            numbers = matlab.numbers(file.read(matlab.MOST_BYTES + 1), f"{part}Ndxs")
     except (ValueError, OSError) as error:
         raise BadData(f"{printable(path)} is not the split of NYU Depth v2: {error}.") from None
     if not len(numbers) or not ((numbers >= 1) & (numbers <= count)).all():
