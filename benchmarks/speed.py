@@ -36,7 +36,7 @@ from byol.rundir import commit
 HERE = Path(__file__).resolve().parent
 BUSY = 0.15  # of the cores, by others, in the seconds before an entry
 CIFAR = {"depth": 18, "width": 0.25, "small": True, "size": 32, "batch": 256, "hidden": 1024, "steps": 12, "warm": 3}
-PHOTOS = {"depth": 50, "width": 1, "small": False, "size": 224, "batch": 32, "hidden": 4096, "steps": 2, "warm": 1}
+PHOTOS = {"depth": 50, "width": 1, "small": False, "size": 224, "batch": 32, "hidden": 4096, "steps": 2, "warm": 2}
 SHIPPED_WORKERS = {"lightly": 8, "byol-pytorch": 0, "by hand": 2}  # of their examples
 SKLEARN_FITS = 3
 EXACT = ("torchvision v2", "kornia")  # the others' hue has 256 values, and PIL's blur is made of boxes

@@ -20,6 +20,7 @@ from byol.progress import say
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT = 32 * 2**20  # where glibc's own threshold ends up
+MOST_AT_ONCE = 256
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -46,6 +47,12 @@ class Machine:
 
     def images(self, images: Tensor, config: Config) -> Tensor:
         return images.to(**self.placement(config))
+
+    def at_once(self, images: Tensor) -> int:
+        """How many of these (N, 3, H, W) pass a network that is not trained: on a CPU fewer of the larger ones, whose
+        activations would fill more memory than a step of training."""
+        few = 2**20 // (images.shape[2] * images.shape[3]) if self.device.type == "cpu" else MOST_AT_ONCE
+        return max(1, min(MOST_AT_ONCE, few))
 
 
 def choose(config: Config) -> Machine:

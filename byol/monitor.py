@@ -25,7 +25,6 @@ COLLAPSED_SPREAD = 0.1
 COLLAPSED_RANK = 2.0
 FAST_TARGET_RANK = 0.75  # of the rank at the start
 FEW_STEPS = 500  # of the small recipes; the paper's shortest run has 12,500
-CHUNK = 256
 
 
 class Verdict(NamedTuple):
@@ -110,7 +109,7 @@ class Monitor:
     @torch.no_grad()
     def _forward(self, method: Method, pixels: Tensor) -> tuple[Tensor, Tensor]:
         representations, projections = [], []
-        for chunk in pixels.split(CHUNK):
+        for chunk in pixels.split(self.machine.at_once(pixels)):
             normalized = views.normalize(
                 chunk.to(self.machine.device).float() / 255, self.config.views.mean, self.config.views.std
             )

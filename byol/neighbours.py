@@ -16,7 +16,7 @@ from torch import Tensor
 from byol.errors import UsageError
 
 BANK = 2**25  # numbers of the bank, compared at a time
-GROUP = 16  # similarities of which the highest is found first
+GROUP = 8  # similarities of which the highest is found first
 ASKED = 1024  # queries at a time, of a part of the bank
 BLOCK = 512  # queries at a time, of all vectors
 PAIRS = 2**28  # similarities held at once

@@ -82,7 +82,7 @@ def centre_crops(source: Source, resolution: int, workers: int = 0, margin: floa
 def represent(module: nn.Module, pixels: Tensor, config: Config, place: Machine) -> Tensor:
     """What the module gives, float32 on the CPU, for uint8 images (N, 3, S, S)."""
     found = []
-    for chunk in pixels.split(CHUNK):
+    for chunk in pixels.split(place.at_once(pixels)):
         scaled = views.normalize(chunk.to(place.device).float() / 255, config.views.mean, config.views.std)
         with place.autocast():
             found.append(module(place.images(scaled, config)).float().cpu())
