@@ -65,23 +65,23 @@ def encoder(spec: dict[str, Any]) -> nn.Module:
 
 
 class Clock:
-    """Images a second after the first `warm` steps."""
+    """Images a second after the first `warm` steps, and the peak of memory at the end of the last."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self.spec, self.times = spec, [time.perf_counter()]
+        self.spec, self.times, self.peak = spec, [time.perf_counter()], 0
 
     def tick(self) -> bool:
         """At the end of a step; whether to go on."""
         self.times.append(time.perf_counter())
+        self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return len(self.times) <= self.spec["warm"] + self.spec["steps"]
 
     def found(self) -> dict[str, float]:
         warm = self.times[self.spec["warm"]]
         count = len(self.times) - 1 - self.spec["warm"]
-        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {
             "images_per_second": count * self.spec["batch"] / (self.times[-1] - warm),
-            "peak_mb": usage / 1024 if sys.platform != "darwin" else usage / 2**20,
+            "peak_mb": self.peak / 1024 if sys.platform != "darwin" else self.peak / 2**20,
             "first_step_seconds": self.times[1] - BEGAN,
         }
 

@@ -35,6 +35,7 @@ from byol.checkpoint import State
 from byol.config import Config, Plan
 from byol.data import loader
 from byol.errors import ByolError, DiskError, Diverged, Interrupted
+from byol.machine import give_back
 from byol.progress import bar, say, silent
 from byol.rundir import DIVERGED, Request, Setup, open_run
 
@@ -103,6 +104,7 @@ def _run(setup: Setup) -> Run:
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine) if first else None
     kept = moments.Moments(setup.images, config, plan, setup.machine, setup.out, step) if first else None
     metrics = records.Metrics(setup.out / "metrics.jsonl" if first else None, step, config.run.tensorboard)
+    give_back()  # what timing a step and choosing images to watch took
     distributed.meet()
     try:
         with interrupt.deferred():
@@ -227,6 +229,7 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     checkpoint.save_encoder(
         setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
     )
+    give_back()
     found = monitor.verdict(watch.metrics.history, setup.config)
     if found.word == "collapsing":
         say(found.sentence)
