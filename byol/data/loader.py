@@ -102,7 +102,7 @@ def prepare(source: Source, config: Config) -> Images:
     pixels: Tensor | None = None
     bad: list[Bad] = []
     fingerprint = source_fingerprint(source)
-    sizes = sample_sizes(source)
+    sizes = [] if config.data.in_memory == "never" else sample_sizes(source)
     mean = sum(h * w for h, w in sizes) / max(len(sizes), 1)
     if fits(3 * mean * len(source), config):
         # Small images are read mostly by Python, of which threads share one; large ones mostly by C, in threads. Where
