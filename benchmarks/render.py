@@ -22,7 +22,7 @@ PLOT = "speed.png"
 # In the order of the table; where a goal is not reached, what bounds it.
 BOUNDS = {
     "pretrain-32": "the encoder's own passes, which every contestant has to compute",
-    "pretrain-224": "the encoder's own passes: at 224 px nothing else takes time that could be saved",
+    "pretrain-224": "memory: weights, gradients and momentum; activations are those of one view",
     "step": "heads, views and optimizer",
     "views-32": "float32 arithmetic in a hundred small operations a batch; the crop is a quarter of it",
     "views-224": "decoding is a fifth, crops a quarter; the rest is exact float32 arithmetic, not tables of bytes",
