@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from byol import checkpoint, neighbours, networks
+from byol import checkpoint, networks
 from byol.config import Config, Data, View, Views, apply
 from byol.data import open_task
 from byol.data.folder import folder as folder_source
 from byol.data.task import Part, Sealed, Task, held_out_fraction, whole
 from byol.errors import UsageError
-from byol.evals import features, finetune, knn, linear, logistic, semi_supervised, supervised, sweep, training
+from byol.evals import features, finetune, linear, logistic, semi_supervised, supervised, sweep, training
 from byol.evals.encoder import Encoder, checksum, frozen, open_encoder, random_encoder
 from byol.evals.spec import (
     CLASSIFICATION,
@@ -34,7 +34,7 @@ from byol.evals.spec import (
     Supervised,
     Transfer,
 )
-from byol.evals.sweep import Session, Trial
+from byol.evals.sweep import Session
 from byol.evaluation import EVALUATE, evaluate, open_data
 from tests.conftest import write_images
 
@@ -304,34 +304,6 @@ def test_rand_augment_is_drawn_for_each_image_from_seed_and_step() -> None:
     assert len({tuple(image.flatten().tolist()) for image in first}) > 4
 
 
-def test_what_a_budget_leaves_out() -> None:
-    """Breaks if more is planned than fits, or a cut goes unsaid. One setting costs 10 s, the final run 10 s more."""
-    settings = [{"lr": float(i)} for i in range(10)]
-    whole_plan = sweep.cut(settings, lambda _: 100, 0.1, 110.0)
-    assert (len(whole_plan.settings), whole_plan.share, whole_plan.notes) == (10, 1.0, [])
-    fewer = sweep.cut(settings, lambda _: 100, 0.1, 70.0)
-    assert (len(fewer.settings), fewer.share) == (6, 1.0)
-    assert "6 of 10" in fewer.notes[0]
-    shorter = sweep.cut(settings, lambda _: 100, 0.1, 25.0)
-    assert (len(shorter.settings), shorter.share) == (sweep.FEW, 0.5)
-    assert "50.0%" in shorter.notes[1]
-
-
-def test_a_long_protocol_says_so_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    """Breaks if hours begin without a word, or a short one is not just done. Eleven runs of 100 s are 18m20s."""
-    settings = [{"lr": float(i)} for i in range(10)]
-    whole_plan = sweep.cut(settings, lambda _: 100, 1.0, math.inf)
-    assert (len(whole_plan.settings), whole_plan.share, whole_plan.notes) == (10, 1.0, [])
-    said = capsys.readouterr().err
-    assert "18m20s" in said
-    assert "--budget" in said
-    sweep.cut(settings, lambda _: 100, 0.1, math.inf)
-    assert not capsys.readouterr().err
-    assert sweep.timed_first(Session(), sweep.LONG_STEPS)
-    assert not sweep.timed_first(Session(), sweep.LONG_STEPS - 1)
-    assert sweep.timed_first(Session(seconds=60), 1)
-
-
 @pytest.mark.parametrize("protocol", ["finetune", "linear", "segmentation"])
 def test_timing_a_protocol_changes_nothing(
     protocol: str, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -354,29 +326,6 @@ def test_timing_a_protocol_changes_nothing(
     monkeypatch.setattr(sweep, "LONG_SECONDS", 0.0)
     assert scored("timed") == plain
     assert "will take" in capsys.readouterr().err
-
-
-def test_any_beginning_covers_the_range() -> None:
-    """Breaks if a budget would try neighbours before the ends."""
-    assert sweep.coarse_first([1, 2, 3, 4, 5, 6, 7]) == [4, 2, 6, 1, 3, 5, 7]
-
-
-def test_trials_are_not_repeated(tmp_path: Path) -> None:
-    """Breaks if an evaluation that was stopped begins again at its first setting, or believes another one's trials."""
-    asked = []
-    settings = [{"lr": 0.1}, {"lr": 0.2}]
-
-    def attempt(setting: dict[str, float]) -> float:
-        asked.append(setting["lr"])
-        return setting["lr"]
-
-    first = sweep.tried(settings, attempt, sweep.Ledger(tmp_path, ["a"]))
-    again = sweep.tried([*settings, {"lr": 0.3}], attempt, sweep.Ledger(tmp_path, ["a"]))
-    assert asked == [0.1, 0.2, 0.3]
-    assert again[:2] == first
-    sweep.tried(settings, attempt, sweep.Ledger(tmp_path, ["b"]))
-    assert asked == [0.1, 0.2, 0.3, 0.1, 0.2]
-    assert sweep.best([Trial({"a": 1}, 0.5), Trial({"a": 2}, 0.7), Trial({"a": 3}, 0.7)]).setting == {"a": 2}
 
 
 def test_a_diverged_setting_is_not_chosen(encoder: Encoder, task: Task, tmp_path: Path) -> None:
@@ -444,26 +393,3 @@ def test_names_of_protocols() -> None:
     assert list(EVALUATE) == list(PROTOCOLS)
     with pytest.raises(UsageError, match="linear"):
         evaluate("nowhere", "scenes", ["linaer"])
-
-
-def test_nearest_neighbours_by_hand() -> None:
-    """Breaks if votes are not weighted by exp(cosine / T): one neighbour at cosine 1 outvotes two at 0.6."""
-    bank = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
-    labels = torch.tensor([0, 1, 1])
-    query = torch.tensor([[2.0, 0.0]])
-    found = knn.votes(bank, labels, query, classes=2, k=3, temperature=0.5)
-    expected = torch.tensor([[1.0, 2 * math.exp(-0.4 / 0.5)]])
-    torch.testing.assert_close(found, expected)
-    assert knn.votes(bank, labels, query, classes=2, k=3, temperature=0.1).argmax() == 0
-    assert knn.votes(bank, labels, query, classes=2, k=3, temperature=10.0).argmax() == 1
-
-
-def test_a_bank_in_parts_is_the_whole_bank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks if a neighbour is lost or counted twice where one part of the bank ends and the next begins."""
-    torch.manual_seed(0)
-    bank, queries, labels = torch.randn(53, 5), torch.randn(11, 5), torch.arange(53) % 4
-    whole_bank = knn.votes(bank, labels, queries, classes=4, k=7)
-    monkeypatch.setattr(neighbours, "BANK", 8 * 5)
-    monkeypatch.setattr(neighbours, "ASKED", 2)
-    monkeypatch.setattr(knn, "QUERIES", 3)
-    torch.testing.assert_close(knn.votes(bank, labels, queries, classes=4, k=7), whole_bank)

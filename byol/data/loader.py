@@ -173,10 +173,13 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
     kept: list[int] = []
     bad: list[Bad] = []
     pieces = Pieces(source)
+    found: Iterator[np.ndarray | BadImage]
     with bar("Reading", len(source), "images") as shown:
-        few = len(pieces) <= workers
-        found = loaded(pieces, range(len(pieces)), workers) if workers and not few else pieces.in_threads()
-        for index, result in enumerate(itertools.chain.from_iterable(found)):
+        if 0 < workers < len(pieces):
+            found = itertools.chain.from_iterable(loaded(pieces, range(len(pieces)), workers))
+        else:
+            found = in_threads(pieces.attempt, range(len(source)))
+        for index, result in enumerate(found):
             if isinstance(result, BadImage):
                 bad.append(Bad(source.describe(index), str(result)))
             else:
@@ -204,16 +207,13 @@ class Pieces(Dataset[list["np.ndarray | BadImage"]]):
         return math.ceil(len(self.source) / PIECE)
 
     def __getitem__(self, k: int) -> list[np.ndarray | BadImage]:
-        return [self._attempt(index) for index in range(k * PIECE, min((k + 1) * PIECE, len(self.source)))]
+        return [self.attempt(index) for index in range(k * PIECE, min((k + 1) * PIECE, len(self.source)))]
 
-    def _attempt(self, index: int) -> np.ndarray | BadImage:
+    def attempt(self, index: int) -> np.ndarray | BadImage:
         try:
             return self.source.read(index).numpy()
         except BadImage as error:
             return error
-
-    def in_threads(self) -> Iterator[list[np.ndarray | BadImage]]:
-        yield from ([found] for found in in_threads(self._attempt, range(len(self.source))))
 
 
 def in_threads(function: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:
