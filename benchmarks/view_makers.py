@@ -71,7 +71,7 @@ def by_byol(spec: dict[str, Any], data: list[bytes]) -> Callable[[], int]:
         images = [decode(each) for each in batch]
         for draw in draws:
             crops = [views.crop_one(image, draw, place, config, size) for place, image in enumerate(images)]
-            views.finish(torch.stack(crops), draw, config)
+            views.finish_(torch.stack(crops), draw, config)
         return len(batch)
 
     return from_files if spec["decode"] else from_memory

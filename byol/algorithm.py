@@ -41,7 +41,7 @@ def update(
 
     Processes exchange gradients once a step, however many passes it has; each then takes the same step.
     """
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=False)  # gradients stay where they are, so activations fit where the last ones were
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
         terms: list[Tensor] = []

@@ -1,17 +1,22 @@
-"""Where a view is cut from an image, and how the cut is resized: whole-pixel boxes, bicubic as TensorFlow 2 has it."""
+"""Where a view is cut from an image, and how the cut is resized: whole-pixel boxes, bicubic as TensorFlow 2 has it.
+
+Geometry is computed by numpy, which needs a third of torch's time for the few numbers of one image.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 # One parameter an image: a tensor (B,), or one number for all.
 PerImage = Tensor | float
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 MARGIN = 256 / 224  # how much larger than the central crop an image is made before an evaluation
 
 
@@ -26,10 +31,10 @@ class Box(NamedTuple):
 
 def crop_box(area: PerImage, log_ratio: PerImage, x: PerImage, y: PerImage, height: PerImage, width: PerImage) -> Box:
     """The reference code's crop: area as a fraction, clipped to the image and never rejected; all broadcast."""
-    fraction, log_ratio, x, y, whole_height, whole_width = _broadcast(area, log_ratio, x, y, height, width)
-    crop_height, crop_width = _sides(fraction * whole_height * whole_width, log_ratio)
-    crop_height, crop_width = crop_height.minimum(whole_height), crop_width.minimum(whole_width)
-    return _place(crop_height.clamp_min(1), crop_width.clamp_min(1), x, y, whole_height, whole_width)
+    fraction, logs, across, down, high, wide = _doubles(area, log_ratio, x, y, height, width)
+    crop_height, crop_width = _sides(fraction * high * wide, logs)
+    crop_height, crop_width = np.minimum(crop_height, high), np.minimum(crop_width, wide)
+    return _box(_place(np.maximum(crop_height, 1), np.maximum(crop_width, 1), across, down, high, wide))
 
 
 def crop_box_torchvision(
@@ -42,37 +47,44 @@ def crop_box_torchvision(
     ratio_range: Tensor | tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
     """torchvision's RandomResizedCrop: the first of the attempts (B, n) that fits, else the largest central crop."""
-    x, y, high, wide, _ = _broadcast(x, y, height, width, area[..., 0])
-    heights, widths = _sides(area * (high * wide)[..., None], log_ratio)
+    across, down, high, wide, _ = _doubles(x, y, height, width, area[..., 0])
+    heights, widths = _sides(area.numpy() * (high * wide)[..., None], log_ratio.numpy())
     fits = (heights >= 1) & (heights <= high[..., None]) & (widths >= 1) & (widths <= wide[..., None])
-    first = fits.int().argmax(-1, keepdim=True)
-    box = _place(heights.gather(-1, first)[..., 0], widths.gather(-1, first)[..., 0], x, y, high, wide)
+    first = fits.argmax(-1)[..., None]
+    crop_height, crop_width = (np.take_along_axis(tried, first, -1)[..., 0] for tried in (heights, widths))
+    box = _place(crop_height, crop_width, across, down, high, wide)
 
-    low, up = torch.as_tensor(ratio_range, dtype=torch.float64).unbind(-1)
+    low, up = np.moveaxis(np.asarray(ratio_range, np.float64), -1, 0)
     # At least a pixel, which torchvision does not see to: ratios far from 1 round to none in a small image.
-    central_height = high.minimum((wide / low).round()).clamp_min(1)
-    central_width = wide.minimum((high * up).round()).clamp_min(1)
-    top, left = ((high - central_height) / 2).floor(), ((wide - central_width) / 2).floor()
-    central = (top.long(), left.long(), central_height.long(), central_width.long())
-    return Box(*(torch.where(fits.any(-1), *pair) for pair in zip(box, central, strict=True)))
+    central_height = np.maximum(np.minimum(high, np.rint(wide / low)), 1)
+    central_width = np.maximum(np.minimum(wide, np.rint(high * up)), 1)
+    top, left = np.floor((high - central_height) / 2), np.floor((wide - central_width) / 2)
+    central = (top, left, central_height, central_width)
+    return _box([np.where(fits.any(-1), *pair) for pair in zip(box, central, strict=True)])
 
 
-def _broadcast(*values: PerImage) -> tuple[Tensor, ...]:
-    doubles = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-    return tuple(torch.broadcast_tensors(*doubles))
+def _doubles(*values: PerImage) -> Sequence[Numbers]:
+    """Of one shape."""
+    return np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
 
 
-def _sides(area: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width of a crop of so many pixels; torch rounds half to even, as both samplers do."""
-    ratio = log_ratio.exp()
-    return (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+def _sides(area: Numbers, log_ratio: Numbers) -> tuple[Numbers, Numbers]:
+    """Height and width of a crop of so many pixels; numpy rounds half to even, as both samplers do."""
+    ratio = np.exp(log_ratio)
+    return np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))
 
 
-def _place(crop_height: Tensor, crop_width: Tensor, x: Tensor, y: Tensor, height: Tensor, width: Tensor) -> Box:
+def _place(
+    crop_height: Numbers, crop_width: Numbers, x: Numbers, y: Numbers, height: Numbers, width: Numbers
+) -> Sequence[Numbers]:
     """Every whole-pixel position is equally likely."""
-    top = (y * (height - crop_height + 1)).floor().minimum(height - crop_height)
-    left = (x * (width - crop_width + 1)).floor().minimum(width - crop_width)
-    return Box(top.long(), left.long(), crop_height.long(), crop_width.long())
+    top = np.minimum(np.floor(y * (height - crop_height + 1)), height - crop_height)
+    left = np.minimum(np.floor(x * (width - crop_width + 1)), width - crop_width)
+    return top, left, crop_height, crop_width
+
+
+def _box(sides: Sequence[Numbers]) -> Box:
+    return Box(*(torch.from_numpy(np.array(side, np.int64)) for side in sides))
 
 
 class _Taps(NamedTuple):
@@ -83,39 +95,44 @@ class _Taps(NamedTuple):
 
 
 def _taps(
-    length: Tensor, outputs: int, antialias: bool, resized: Tensor | float | None = None, skip: Tensor | int = 0
+    length: np.ndarray | Tensor,
+    outputs: int,
+    antialias: bool,
+    resized: np.ndarray | None = None,
+    skip: np.ndarray | int = 0,
 ) -> _Taps:
     """Bicubic taps to bring `length` (B, 1) pixels to `resized` ones, of which `outputs` are wanted from `skip` on.
 
     Keys' kernel with a = -0.5 and half-pixel centres; taps outside the source are dropped and the rest renormalised,
     as TensorFlow 2 does. Float64, because float32 positions are off by 1e-5 of a pixel in large images.
     """
-    scale = length.double() / (outputs if resized is None else resized)
-    stretch = scale.clamp_min(1) if antialias else torch.ones_like(scale)
-    centre = (torch.arange(outputs, dtype=torch.float64) + 0.5 + skip) * scale - 0.5
-    first = (centre - 2 * stretch).floor() + 1
-    count = math.ceil(4 * stretch.max().item())
-    position = first + torch.arange(count, dtype=torch.float64)[:, None, None]
-    weight = _keys((position - centre).abs_().div_(stretch), antialias)
-    inside = position.clamp_min(0).minimum(length.double() - 1)
+    length = np.asarray(length, np.float64)
+    scale = length / (outputs if resized is None else resized)
+    stretch = np.maximum(scale, 1) if antialias else np.ones_like(scale)
+    centre = (np.arange(outputs) + (0.5 + skip)) * scale - 0.5
+    first = np.floor(centre - 2 * stretch) + 1
+    position = first + np.arange(math.ceil(4 * stretch.max()))[:, None, None]
+    weight = _keys(np.abs(position - centre) / stretch, antialias)
+    inside = np.minimum(np.maximum(position, 0), length - 1)
     weight *= inside == position
-    # A sum in a fixed order, so that the result is the same bits for any number of threads.
-    weight /= functools.reduce(torch.add, weight.unbind())
-    return _Taps(inside.long(), weight.float())
+    weight /= weight.sum(0)
+    return _Taps(torch.from_numpy(inside.astype(np.int64)), torch.from_numpy(weight.astype(np.float32)))
 
 
-def _keys(d: Tensor, antialias: bool) -> Tensor:
+def _keys(d: Numbers, antialias: bool) -> Numbers:
     """Keys' kernel at the distances (taps, B, outputs)."""
 
-    def near(d: Tensor) -> Tensor:
-        return (1.5 * d - 2.5).mul_(d).mul_(d).add_(1)
+    def near(d: Numbers) -> Numbers:
+        return np.add((1.5 * d - 2.5) * d * d, 1)
 
-    def far(d: Tensor) -> Tensor:
-        return (2.5 - 0.5 * d).mul_(d).sub_(4).mul_(d).add_(2)
+    def far(d: Numbers) -> Numbers:
+        return np.add(((2.5 - 0.5 * d) * d - 4) * d, 2)
 
     if not antialias:  # of the four taps the outer two are 1 to 2 pixels away, the inner two nearer
-        return torch.stack([far(d[0]), near(d[1]), near(d[2]), far(d[3])])
-    return torch.where(d < 1, near(d), far(d)) * (d < 2)
+        weight = np.empty_like(d)
+        weight[::3], weight[1:3] = far(d[::3]), near(d[1:3])
+        return weight
+    return np.where(d < 1, near(d), far(d)) * (d < 2)
 
 
 def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
@@ -150,24 +167,26 @@ def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) ->
 def crop_resize_one(image: Tensor, box: Box | tuple[int, int, int, int], size: int, antialias: bool = False) -> Tensor:
     """One box of one uint8 image (3, H, W) of any size, as float32 (3, size, size); the same bits for any threads."""
     top, left, height, width = (int(side) for side in box)
-    taps = _taps(torch.tensor([[height], [width]]), size, antialias)
+    taps = _taps(np.array([[height], [width]]), size, antialias)
     return _gather(image[:, top : top + height, left : left + width], taps)
 
 
 def _gather(image: Tensor, taps: _Taps) -> Tensor:
     """Weighted sums of whole rows of one image, then of its columns, each in a fixed order; taps (taps, 2, outputs)."""
-    lines = image.transpose(0, 1).float()
+    lines, channels = image.float(), len(image)
     for position, weight in zip(taps.position.unbind(1), taps.weight.unbind(1), strict=True):
         # What makes a line is a bag of lines. The other side's pixels come first then, for the second pass.
-        sums = F.embedding_bag(position.T.contiguous(), lines.flatten(1), mode="sum", per_sample_weights=weight.T)
-        lines = sums.unflatten(1, (3, -1)).transpose(0, 2).contiguous()
-    return lines.transpose(0, 1).contiguous().div_(255).clamp_(0, 1)
+        bags = (position.T + lines.shape[1] * torch.arange(channels)[:, None, None]).flatten(0, 1)
+        weights = weight.T.repeat(channels, 1)
+        sums = F.embedding_bag(bags, lines.flatten(0, 1), mode="sum", per_sample_weights=weights)
+        lines = sums.unflatten(0, (channels, -1)).transpose(1, 2).contiguous()
+    return lines.div_(255).clamp_(0, 1)
 
 
 def resize(images: Tensor, height: int, width: int, antialias: bool = False) -> Tensor:
     """Whole images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, height, width) in [0, 1]."""
     sides = zip(images.shape[2:], (height, width), strict=True)
-    rows, columns = (_matrix(_taps(torch.tensor([[old]]), new, antialias), 0, old) for old, new in sides)
+    rows, columns = (_matrix(_taps(np.array([[old]]), new, antialias), 0, old) for old, new in sides)
     return _resample(images, rows, columns)
 
 
@@ -194,5 +213,5 @@ def center_crops(images: Tensor, size: int, antialias: bool = False) -> Tensor:
 def _center_taps(image: Tensor, size: int, antialias: bool, margin: float) -> _Taps:
     """For rows and columns."""
     sides = image.shape[-2:]
-    resized = torch.tensor([[round(side * round(size * margin) / min(sides))] for side in sides])
-    return _taps(torch.tensor(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)
+    resized = np.array([[round(side * round(size * margin) / min(sides))] for side in sides])
+    return _taps(np.array(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)

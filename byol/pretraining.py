@@ -205,7 +205,7 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         batch = next(passes)
         setup.bad.add(batch.bad)
         both = [
-            place.images(views.finish(crops.to(place.device), draw, config.views), config)
+            place.images(views.finish_(crops.to(place.device), draw, config.views), config)
             for crops, draw in zip(batch.crops, batch.draws, strict=True)
         ]
         labels = None if batch.labels is None else batch.labels.to(place.device)

@@ -129,11 +129,11 @@ def augmenting_rate(config: Config, device: torch.device) -> float:
     crops = torch.rand(BATCH, 3, size, size, device=device)
     draws = views.draw(0, 0, BATCH, config.views)
     for draw in draws:  # once to warm up
-        views.finish(crops, draw, config.views)
+        views.finish_(crops, draw, config.views)
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < SECONDS / 10:
         for draw in draws:
-            views.finish(crops, draw, config.views)
+            views.finish_(crops, draw, config.views)
         if device.type == "cuda":
             torch.cuda.synchronize()
         count += BATCH

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -269,29 +270,27 @@ def _augment_(images: Tensor, draw: ViewDraw, config: Views) -> None:
 def _jitter_(images: Tensor, draw: ViewDraw, adjust: Sequence[Adjust]) -> None:
     """Every image's colour operations in its own order: in each turn images move so that equal operations are
     neighbours, which costs less than to pick them out and to put them back."""
-    strengths = torch.stack([draw.brightness, draw.contrast, draw.saturation, draw.hue])
-    operations = torch.where(draw.jitter[:, None], draw.order, OPS)  # OPS: none
-    moved, place = images, torch.arange(len(images))  # `place` says which image stands where
+    strengths = np.stack([draw.brightness, draw.contrast, draw.saturation, draw.hue])
+    operations = np.where(draw.jitter[:, None], draw.order, OPS)  # OPS: none
+    moved, place = images, np.arange(len(images))  # `place` says which image stands where
     for turn in range(OPS):
-        operation, by = operations[place, turn].sort(stable=True)
+        by = operations[place, turn].argsort(kind="stable")
+        place = place[by]
         if len(images) > 1:
-            moved, place = moved.index_select(0, by.to(images.device)), place[by]
-        ends = torch.bincount(operation, minlength=OPS)[:OPS].cumsum(0).tolist()
+            moved = moved.index_select(0, torch.from_numpy(by).to(images.device))
+        ends = operations[place, turn].searchsorted(range(1, OPS + 1)).tolist()
         for op, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if start < end:
-                alike, strength = moved[start:end], strengths[op, place[start:end]].to(images.device)
+                alike = moved[start:end]
+                strength = torch.from_numpy(strengths[op, place[start:end]]).to(images.device)
                 torch.clamp(adjust[op](alike, strength), 0, 1, out=alike)
     if len(images) > 1:
-        torch.index_select(moved, 0, place.argsort().to(images.device), out=images)
+        torch.index_select(moved, 0, torch.from_numpy(place.argsort()).to(images.device), out=images)
 
 
 @torch.no_grad()
-def finish(crops: Tensor, draw: ViewDraw, config: Views) -> Tensor:
-    """Augment and normalize crops (B, 3, S, S) in [0, 1] that loader workers have made."""
-    return _finish_(crops.clone(), draw, config)
-
-
-def _finish_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
+def finish_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
+    """Augment and normalize crops (B, 3, S, S) in [0, 1] that loader workers have made, in place."""
     for few, own in _in_cache(images, draw):
         _augment_(few, own, config)
         _normalize_(few, config.mean, config.std)
@@ -304,7 +303,7 @@ def views(images: Tensor, draws: tuple[ViewDraw, ViewDraw], config: Views, size:
 
     def make(draw: ViewDraw) -> Tensor:
         box = boxes(draw, images.shape[2], images.shape[3], config)
-        return _finish_(crop_resize(images, box, size, config.antialias), draw, config)
+        return finish_(crop_resize(images, box, size, config.antialias), draw, config)
 
     return make(draws[0]), make(draws[1])
 

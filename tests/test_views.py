@@ -219,7 +219,7 @@ def test_choices_stay_on_the_cpu() -> None:
     The meta device stands for any other: nothing can be read from it.
     """
     for draw in views.draw(0, 0, 8, Views()):
-        finished = views.finish(torch.empty(8, 3, 40, 40, device="meta"), draw, Views())
+        finished = views.finish_(torch.empty(8, 3, 40, 40, device="meta"), draw, Views())
         assert finished.device.type == "meta"
         assert finished.dtype == torch.float32
 
@@ -305,7 +305,7 @@ def test_chain_of_each_image(config: Views) -> None:
         expected = torch.cat([by_hand(crops[i : i + 1].double(), draw, i, config) for i in range(48)])
         close(views.augment(crops, draw, config), expected, 3e-5)
         mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (config.mean, config.std))
-        close(views.finish(crops, draw, config), (expected - mean) / std, 2e-4)
+        close(views.finish_(crops.clone(), draw, config), (expected - mean) / std, 2e-4)
     assert torch.equal(crops, kept)
 
 
@@ -317,7 +317,7 @@ def test_views_are_the_finished_crops() -> None:
     for draw, view in zip(draws, views.views(images, draws, config, 32), strict=True):
         box = views.boxes(draw, 40, 50, config)
         cut = [crops.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
-        close(view, views.finish(torch.stack(cut), draw, config), 5e-5)
+        close(view, views.finish_(torch.stack(cut), draw, config), 5e-5)
         assert view.dtype == torch.float32
         assert view.is_contiguous()
     assert torch.equal(images, kept)

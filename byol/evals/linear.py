@@ -69,7 +69,7 @@ def train_bank(
     passes = batches(images, config, plan, 0, place.device, count=1)
     with contextlib.closing(passes), bar("Linear", steps, "images", units_each=spec.batch) as shown:
         for k, batch in enumerate(passes):
-            view = views.finish(batch.crops[0].to(place.device), batch.draws[0], config.views)
+            view = views.finish_(batch.crops[0].to(place.device), batch.draws[0], config.views)
             with torch.no_grad(), place.autocast():
                 representation = encoder.module(place.images(view, config)).float()
             assert batch.labels is not None

@@ -89,7 +89,7 @@ def fit(model: nn.Module, images: Images, recipe: Recipe, encoder: Encoder, titl
     with contextlib.closing(passes), bar(title, recipe.steps, "images", units_each=recipe.batch) as shown:
         for k, batch in enumerate(passes):
             crops = augment(batch.crops[0], recipe, k)
-            view = views.finish(crops.to(place.device), batch.draws[0], config.views)
+            view = views.finish_(crops.to(place.device), batch.draws[0], config.views)
             assert batch.labels is not None
             with place.autocast():
                 logits = model(place.images(view, config))
