@@ -21,16 +21,17 @@ SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
 PLOT = "speed.png"
 # In the order of the table; where a goal is not reached, what bounds it.
 BOUNDS = {
-    "pretrain-32": "the encoder's own passes, which every contestant has to compute",
+    "pretrain-32": "the encoder's own passes, which all contestants compute: two thirds of a step are convolutions",
     "pretrain-224": "memory: weights, gradients and momentum; activations are those of one view",
     "step": "heads, views and optimizer",
     "views-32": "float32 arithmetic in a hundred small operations a batch; the crop is a quarter of it",
     "views-224": "decoding is a fifth, crops a quarter; the rest is exact float32 arithmetic, not tables of bytes",
     "update": "memory: every weight is read and written by each of the operations",
     "features": "decoding of the files and float32 convolutions",
-    "knn": "the matrix product",
+    "knn": "torch's matrix product, which alone takes as long as all of faiss with its own on this processor",
     "logistic": "float64 products of the features with 100 classes times the penalties",
     "startup": "the imports of the command line",
+    "time-to-accuracy": "the minutes that were waited for the other",
     "slopes": "small sizes that fit into the caches, large ones that do not",
 }
 

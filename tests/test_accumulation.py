@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol import method
-from byol.algorithm import Pass, update
+from byol.algorithm import Pass, gradients, update
 from byol.config import Objective
 from byol.errors import Diverged
 from byol.machine import Machine
@@ -35,6 +35,17 @@ def test_accumulated_passes_have_their_own_negatives() -> None:
     assert found.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     for name, gradient in mean.items():
         torch.testing.assert_close(together.get_parameter(name).grad, gradient, rtol=1e-8, atol=1e-12)
+
+
+def test_gradients_keep_their_memory() -> None:
+    """Breaks when every step allocates them anew, among activations: memory at 224 px grows by 5 %."""
+    model = build()
+    optimizer = lars(model)
+    places = []
+    for seed in range(2):
+        step(model, optimizer, views(seed))
+        places.append([gradient.data_ptr() for gradient in gradients(optimizer)])
+    assert places[0] == places[1]
 
 
 def test_accumulated_gradient_is_the_mean() -> None:
