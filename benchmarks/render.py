@@ -25,13 +25,13 @@ BOUNDS = {
     "pretrain-224": "memory: weights, gradients and momentum; activations are those of one view",
     "step": "heads, views and optimizer",
     "views-32": "float32 arithmetic in a hundred small operations a batch; the crop is a quarter of it",
-    "views-224": "decoding is a fifth, crops a quarter; the rest is exact float32 arithmetic, not tables of bytes",
+    "views-224": "decoding and crops are a quarter each; the rest is exact float32 arithmetic, not tables of bytes",
     "update": "memory: every weight is read and written by each of the operations",
     "features": "decoding of the files and float32 convolutions",
     "knn": "torch's matrix product, which alone takes as long as all of faiss with its own on this processor",
     "logistic": "float64 products of the features with 100 classes times the penalties",
     "startup": "the imports of the command line",
-    "time-to-accuracy": "the minutes that were waited for the other",
+    "time-to-accuracy": "only that no more than 20 minutes were waited for lightly",
     "slopes": "small sizes that fit into the caches, large ones that do not",
 }
 
@@ -206,7 +206,8 @@ def speed_section(found: list[dict[str, Any]], precision: dict[str, Any] | None)
     ]
     lines = [
         f"`make bench` on {about['versions']['cores']} idle cores with torch {about['versions']['torch']}:",
-        "contestants of a line alternate in one run, each in its own process on the same files; medians of rounds.",
+        "contestants of a line alternate in one run, each in its own process on the same files; medians of rounds",
+        "(and their range).",
         *(peers if tried else ["Pretraining and views beside the peers are not measured yet."]),
         *(f"Not a contestant: {name} ({why})." for name, why in sorted(missing.items())),
         "",
@@ -228,7 +229,8 @@ def speed_section(found: list[dict[str, Any]], precision: dict[str, Any] | None)
 def speed_row(goal: dict[str, Any]) -> str:
     wanted = "" if goal["goal"] is None else f"{'≥' if goal['least'] else '≤'} {quantity(goal['goal'], goal['unit'])}"
     reached = {None: "", True: "yes", False: "no"}[goal["reached"]]
-    return f"| {goal['what']} | {quantity(goal['figure'], goal['unit'])} | {wanted} | {reached} |"
+    spread = f" ({quantity(goal['low'], '')} to {quantity(goal['high'], '')})" if "low" in goal else ""
+    return f"| {goal['what']} | {quantity(goal['figure'], goal['unit'])}{spread} | {wanted} | {reached} |"
 
 
 def quantity(value: float, unit: str) -> str:

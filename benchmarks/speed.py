@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,35 @@ def summary(values: list[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "values": values}
 
 
-def goal(what: str, figure: float, wanted: float | None, least: bool = True, unit: str = "×") -> dict[str, Any]:
-    """A figure with what it should at least, or at most, be; None: it is only reported."""
+def goal(
+    what: str,
+    figure: float,
+    wanted: float | None,
+    least: bool = True,
+    unit: str = "×",
+    rounds: Sequence[float] = (),
+) -> dict[str, Any]:
+    """A figure with what it should at least, or at most, be (None: it is only reported), and its range over rounds."""
     reached = None if wanted is None else bool(figure >= wanted if least else figure <= wanted)
-    return {"what": what, "figure": figure, "goal": wanted, "least": least, "unit": unit, "reached": reached}
+    found = {"what": what, "figure": figure, "goal": wanted, "least": least, "unit": unit, "reached": reached}
+    return found | ({"low": min(rounds), "high": max(rounds)} if len(rounds) > 1 else {})
+
+
+def own(what: str, rounds: list[float], unit: str) -> dict[str, Any]:
+    """byol's own figure, reported."""
+    return goal(what, statistics.median(rounds), None, unit=unit, rounds=rounds)
+
+
+def against(
+    what: str, found: dict[str, list[float]], others: Iterable[str], wanted: float | None, less: bool = False
+) -> dict[str, Any]:
+    """byol's median by that of the best of the others, and the range of this ratio within rounds; `less` is better for
+    seconds, of which the other's count is above byol's."""
+    middle = medians(found)
+    best = (min if less else max)(others, key=middle.__getitem__)
+    pair = ("byol", best) if not less else (best, "byol")
+    rounds = [one / two for one, two in zip(*(found[name] for name in pair), strict=True)]
+    return goal(what, middle[pair[0]] / middle[pair[1]], wanted, rounds=rounds)
 
 
 def medians(found: dict[str, list[float]]) -> dict[str, float]:
@@ -107,16 +132,16 @@ def pretraining(bench: Bench, base: dict[str, Any], folder: str, wanted: tuple[f
     figures = {
         name: {key: summary([each[key] for each in found]) for key in found[0]} for name, found in rounds.items()
     }
-    rate = {name: each["images_per_second"]["median"] for name, each in figures.items()}
+    rates = {name: each["images_per_second"]["values"] for name, each in figures.items()}
     memory = {name: each["peak_mb"]["median"] for name, each in figures.items()}
-    shipped, tuned = ({n: v for n, v in rate.items() if n.endswith(kind)} for kind in ("as shipped", "tuned"))
+    as_shipped, when_tuned = ([name for name in rates if name.endswith(kind)] for kind in ("as shipped", "tuned"))
     size = (
         f"ResNet-{base['depth']}{'' if base['width'] == 1 else ' width 0.25'}, {base['size']} px, batch {base['batch']}"
     )
     goals = [
-        goal(f"pretraining from JPEG files, {size}: images/s", rate["byol"], None, unit="images/s"),
-        goal("… against the best peer as shipped", rate["byol"] / max(shipped.values()), wanted[0]),
-        goal("… against the best peer tuned", rate["byol"] / max(tuned.values()), wanted[1]),
+        own(f"pretraining from JPEG files, {size}: images/s", rates["byol"], "images/s"),
+        against("… against the best peer as shipped", rates, as_shipped, wanted[0]),
+        against("… against the best peer tuned", rates, when_tuned, wanted[1]),
     ]
     if not base["small"]:
         least = min(value for name, value in memory.items() if name != "byol")
@@ -174,17 +199,14 @@ def views(bench: Bench, size: int, folder: str) -> dict[str, Any]:
             rate = bench.run(python, "view_makers.py", spec, OMP_NUM_THREADS="1")["images_per_second"]
             rounds[name].append(rate)
             say(f"  {name:16} {rate:8.0f} images/s")
-    middle = medians(rounds)
-    exact = max(value for name, value in middle.items() if name in EXACT)
-    goals = [goal(f"two views at {size} px on one core: images/s", middle["byol"], None, unit="images/s")]
+    goals = [own(f"two views at {size} px on one core: images/s", rounds["byol"], "images/s")]
     if size == 32:
-        fastest = max(value for name, value in middle.items() if name != "byol")
-        goals.append(goal("… against the fastest other", middle["byol"] / fastest, 5.0))
+        goals.append(against("… against the fastest other", rounds, names[1:], 5.0))
     else:
-        goals.append(goal("… decoding included, against the fastest with the same maths", middle["byol"] / exact, 2.0))
-        if "albumentations" in middle:
-            approximate = middle["byol"] / middle["albumentations"]
-            goals.append(goal("… against albumentations, which approximates", approximate, 1.0))
+        exact = [name for name in names if name in EXACT]
+        goals.append(against("… decoding included, against the fastest with the same maths", rounds, exact, 2.0))
+        if "albumentations" in rounds:
+            goals.append(against("… against albumentations, which approximates", rounds, ["albumentations"], 1.0))
     return {"figures": {n: summary(v) for n, v in rounds.items()}, "goals": goals, "peers": peers.asked(others)}
 
 
@@ -199,22 +221,20 @@ def views_224(bench: Bench) -> dict[str, Any]:
 def features(bench: Bench) -> dict[str, Any]:
     found = bench.inside("features", folder=bench.cifar, images=4096, rounds=bench.rounds)
     seconds = {name: values for name, values in found.items() if isinstance(values, list)}
-    middle = medians(seconds)
-    plain = min(value for name, value in middle.items() if name != "byol")
+    plain = [name for name in seconds if name != "byol"]
     goals = [
-        goal("features of JPEG files, 32 px: images/s", found["images"] / middle["byol"], None, unit="images/s"),
-        goal("… against a plain loop with a tuned DataLoader", plain / middle["byol"], 1.3),
+        own("features of JPEG files, 32 px: images/s", [found["images"] / s for s in seconds["byol"]], "images/s"),
+        against("… against a plain loop with a tuned DataLoader", seconds, plain, 1.3, less=True),
     ]
     return {"figures": {name: summary(values) for name, values in seconds.items()}, "goals": goals}
 
 
 def knn(bench: Bench) -> dict[str, Any]:
     found = bench.inside("neighbours", bank=50_000, queries=10_000, width=512, k=200, rounds=bench.rounds)
-    middle = medians(found)
     goals = [
-        goal("kNN, 10,000 against 50,000 × 512", middle["byol"], None, unit="s"),
-        goal("… against faiss, exact", middle["faiss"] / middle["byol"], 1.0),
-        goal("… against scikit-learn", middle["scikit-learn"] / middle["byol"], None),
+        own("kNN, 10,000 against 50,000 × 512", found["byol"], "s"),
+        against("… against faiss, exact", found, ["faiss"], 1.0, less=True),
+        against("… against scikit-learn", found, ["scikit-learn"], None, less=True),
     ]
     return {"figures": {name: summary(values) for name, values in found.items()}, "goals": goals}
 
