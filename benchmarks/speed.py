@@ -90,8 +90,8 @@ def own(what: str, rounds: list[float], unit: str) -> dict[str, Any]:
 def against(
     what: str, found: dict[str, list[float]], others: Iterable[str], wanted: float | None, less: bool = False
 ) -> dict[str, Any]:
-    """byol's median by that of the best of the others, and the range of this ratio within rounds; `less` is better for
-    seconds, of which the other's count is above byol's."""
+    """How many times better byol's median is than that of the best of the others, and the range of this over rounds;
+    `less` is better where seconds are counted."""
     middle = medians(found)
     best = (min if less else max)(others, key=middle.__getitem__)
     pair = ("byol", best) if not less else (best, "byol")

@@ -41,7 +41,10 @@ def update(
 
     Processes exchange gradients once a step, however many passes it has; each then takes the same step.
     """
-    optimizer.zero_grad(set_to_none=False)  # gradients stay where they are, so activations fit where the last ones were
+    for gradient in gradients(optimizer):
+        # They stay where they are, so activations fit where the last ones were; and what is added to -0 keeps all its
+        # bits, even a zero its sign, so that a step after a resume, which has no gradients yet, is the same.
+        gradient.fill_(-0.0)
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
         terms: list[Tensor] = []

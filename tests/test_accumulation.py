@@ -48,6 +48,22 @@ def test_gradients_keep_their_memory() -> None:
     assert places[0] == places[1]
 
 
+def test_kept_gradients_leave_no_trace() -> None:
+    """Breaks when gradients are added to 0, which makes 0 of -0: a resumed run would differ in a checkpoint's bytes."""
+    found = []
+    for kept in (True, False):
+        model = build()
+        optimizer = lars(model)
+        if kept:
+            step(model, optimizer, views(1))
+            model.load_state_dict(build().state_dict())
+        model.online.projector[0].weight.register_hook(lambda gradient: torch.full_like(gradient, -0.0))
+        step(model, optimizer, views(0))
+        assert model.online.projector[0].weight.grad.signbit().all()
+        found.append([gradient.view(torch.int64) for gradient in gradients(optimizer)])
+    assert all(map(torch.equal, *found))
+
+
 def test_accumulated_gradient_is_the_mean() -> None:
     """Breaks if passes are summed, or a pass's gradient is lost."""
     passes = [views(seed) for seed in range(3)]
