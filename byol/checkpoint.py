@@ -51,10 +51,12 @@ def save(directory: Path, state: State, keep: int, slots_of: dict[Tensor, dict[s
     for param, slots in (slots_of or state.optimizer.state).items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
-    content = save_tensors(tensors, {"step": str(state.step), "byol": json.dumps({"format": FORMAT})})
+    # One entry alone: safetensors writes several in an order of chance, and equal states would differ in their digests.
+    content = save_tensors(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     write_atomically(path, content)
-    for old in found(directory)[keep:]:
+    left = directory.glob(".step-*.tmp")  # by saves that were killed
+    for old in [*found(directory)[keep:], *left]:
         with suppress(OSError):  # one too many costs space, not the run
             old.unlink()
     return path

@@ -50,6 +50,19 @@ def test_round_trip_is_exact(tmp_path: Path, optimizer: str) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_equal_states_are_equal_files(tmp_path: Path) -> None:
+    """Breaks if the header is written in an order of chance: what a killed save has left would not be written over."""
+    same = state(3)
+    assert len({checkpoint.save(tmp_path, same, keep=2) for _ in range(20)}) == 1
+
+
+def test_what_a_killed_save_has_left_is_removed(tmp_path: Path) -> None:
+    """Breaks if half a checkpoint of another try stays beside the whole ones for ever."""
+    (tmp_path / ".step-000000002.0123456789abcdef.safetensors.tmp").write_bytes(b"half")
+    path = checkpoint.save(tmp_path, state(3), keep=2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_keeps_the_newest(tmp_path: Path) -> None:
     """Breaks if the wrong end of the list is dropped."""
     for step in (1, 2, 10, 9):
