@@ -24,7 +24,7 @@ CHAOS := $(addprefix tests/test_,$(addsuffix .py,kill faults signals numbers man
 chaos: $(VENV)/.ready
 	BYOL_CHAOS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
 
-# Beside the peers, which get an environment of their own: 40 minutes on two idle cores. ENTRIES names some lines only;
+# Beside the peers, which get an environment of their own: over an hour on two idle cores. ENTRIES names some lines only;
 # CIFAR and PHOTOS are folders of JPEG files, without which scenes are drawn.
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/speed.py $(ENTRIES) $(if $(CIFAR),--cifar $(CIFAR)) $(if $(PHOTOS),--photos $(PHOTOS))

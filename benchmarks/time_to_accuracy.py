@@ -195,8 +195,9 @@ def main() -> None:
         looks[who] = json.loads(done.stdout.splitlines()[-1])
     record = {
         "entry": "time-to-accuracy",
+        "command": "python benchmarks/time_to_accuracy.py FOLDER",
         "busy": round(share, 3),
-        "idle": share < speed.BUSY,
+        "idle": share <= speed.BUSY,
         "goals": goals(looks, levels),
         "minutes": arguments.minutes,
         "epochs": arguments.epochs,

@@ -41,10 +41,7 @@ def update(
 
     Processes exchange gradients once a step, however many passes it has; each then takes the same step.
     """
-    for gradient in gradients(optimizer):
-        # They stay where they are, so activations fit where the last ones were; and what is added to -0 keeps all its
-        # bits, even a zero its sign, so that a step after a resume, which has no gradients yet, is the same.
-        gradient.fill_(-0.0)
+    clear_gradients(optimizer)
     losses, probes, correct = [], [], []
     for view1, view2, labels in passes:
         terms: list[Tensor] = []
@@ -72,6 +69,13 @@ def update(
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """They stay where they are, so that activations fit where the last ones were. What is added to -0 keeps all its
+    bits, even a zero its sign: a step after a resume, which has no gradients yet, is the same."""
+    for gradient in gradients(optimizer):
+        gradient.fill_(-0.0)
 
 
 def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = ()) -> None:
