@@ -8,19 +8,21 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.ready
 	$(BIN)/byol demo
 
-# A process a core with one thread each: two threads in each of two processes would wait for one another.
+# A process a core with one thread each: two threads in each of two processes would wait for one another. Files go to
+# processes in the order of tests/conftest.py. Ends with what was skipped, and how many guarantees were exercised.
 test: $(VENV)/.ready lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs --numprocesses auto --maxprocesses 4 --dist loadfile \
+		--no-loadscope-reorder
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The long version of the tests of faults, for two hours: docs/guarantees.md. KILLS=200 for a night.
+# The long versions of the tests behind docs/guarantees.md: two hours, with KILLS=200 a night.
 KILLS ?= 60
-CHAOS := $(addprefix tests/test_,$(addsuffix .py,kill faults signals numbers many collapse distributed slurm fuzz \
-	properties report page untrusted zoo))
+CHAOS := tests/chaos tests/parallel tests/run/test_signals.py tests/run/test_streams.py tests/run/test_collapse.py \
+	tests/test_properties.py tests/report tests/weights/test_untrusted.py tests/data/test_zoo.py
 chaos: $(VENV)/.ready
 	BYOL_CHAOS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --capture=no $(CHAOS)
 

@@ -13,18 +13,19 @@ from typing import Any
 
 from byol import data
 from byol.config import flatten
-from byol.data.task import Task
+from byol.data.parts import Task
 from byol.evals import knn, transfer
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
-from byol.evals.spec import Knn
-from byol.evals.sweep import Session
+from byol.evals.protocol import Session
+from byol.evals.spec import Knn, Transfer
 from byol.pretraining import pretrain
-from byol.records import read_json, write_json
+from byol.run.files import read_json, write_json
+from byol.run.record import encode, read_run
 
 
 def scores(encoder: Encoder, task: Task, cache: Path) -> dict[str, Any]:
     session = Session(cache=cache)
-    linear = transfer.evaluate(encoder, task.again(), session=session)
+    linear = transfer.evaluate(encoder, task.again(), Transfer(), session)
     neighbours = knn.evaluate(encoder, task.again(), Knn(k=200, temperature=0.1), session)
     return {"linear": linear.test["top1"], "linear_penalty": linear.chosen["penalty"], "knn": neighbours.test["top1"]}
 
@@ -47,8 +48,8 @@ def main() -> None:
             "cifar10-cpu",
             {"run.seed": seed, "optim.epochs": arguments.epochs, **overrides},
         )
-        record = read_json(run.out / "run.json")
-        minutes = sum(session["seconds"] for session in record["sessions"]) / 60
+        record = read_run(run.out)
+        minutes = sum(session.seconds for session in record.sessions) / 60
         encoder, cache = open_encoder(run.out), run.out / "features"
         task = data.open_task(arguments.folder, run.config.data)
         write_json(
@@ -61,9 +62,9 @@ def main() -> None:
                 "images_per_second": round(run.plan.steps * run.plan.batch / minutes / 60, 1),
                 "seed": seed,
                 "verdict": run.verdict.sentence,
-                "commit": record["commit"],
-                "machine": record["machine"],
-                "versions": record["versions"],
+                "commit": record.commit,
+                "machine": encode(record.machine),
+                "versions": record.versions,
                 "config": flatten(run.config),
             },
         )

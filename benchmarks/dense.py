@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from byol.config import apply
+from byol.evals.evaluation import evaluate
 from byol.evals.spec import Specs
-from byol.evaluation import evaluate
-from byol.records import write_json
+from byol.run.files import write_json
+from byol.run.record import encode
 
 PROTOCOL = {"camvid": "segmentation", "bccd": "detection", "kitchen": "depth"}
 # Sized for encoders of a few hundred thousand weights: under ten minutes a cell on one idle CPU core.
@@ -67,11 +68,14 @@ def compared(name: str, on: str, encoders: dict[str, str], seconds: float, seeds
     }
     first = next(iter(records.values()))
     return {
-        **{key: first[key] for key in KEPT},
+        **{key: encode(getattr(first, key)) for key in KEPT},
         "seconds_a_cell": seconds,
         "seeds": list(range(seeds)),
-        "encoders": {who: {key: record[key] for key in ("test", "encoder", "runs")} for who, record in records.items()},
-        "minutes": round(sum(run["seconds"] for record in records.values() for run in record["runs"]) / 60, 2),
+        "encoders": {
+            who: {key: encode(getattr(record, key)) for key in ("test", "encoder", "runs")}
+            for who, record in records.items()
+        },
+        "minutes": round(sum(run.seconds for record in records.values() for run in record.runs) / 60, 2),
     }
 
 

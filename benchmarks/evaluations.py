@@ -12,9 +12,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from byol.evals.evaluation import evaluate
 from byol.evals.spec import Finetune, Knn, Linear, SemiSupervised, Specs, Supervised
-from byol.evaluation import evaluate
-from byol.records import write_json
+from byol.run.files import write_json
+from byol.run.record import encode
 
 SEEDS = (0, 1, 2)
 SPECS = Specs(
@@ -36,7 +37,7 @@ COMPARISONS = [
     ("flowers", "linear", ALL, 0.0),
     ("flowers", "finetune", ALL, 0.0),
 ]
-KEPT = ("test", "data", "spec", "commit", "machine", "versions")
+KEPT = ("data", "spec", "commit", "machine", "versions")
 
 
 def compared(encoders: dict[str, str], on: str, protocol: str, seconds: float, work: Path) -> dict[str, Any]:
@@ -57,17 +58,13 @@ def compared(encoders: dict[str, str], on: str, protocol: str, seconds: float, w
     first = next(iter(records.values()))
     return {
         "protocol": protocol,
-        **{key: first[key] for key in KEPT if key != "test"},
+        **{key: encode(getattr(first, key)) for key in KEPT},
         "encoders": {
-            name: {"test": r["test"], "encoder": r["encoder"], "runs": [_short(run) for run in r["runs"]]}
-            for name, r in records.items()
+            name: {key: encode(getattr(record, key)) for key in ("test", "encoder", "runs")}
+            for name, record in records.items()
         },
-        "minutes": round(sum(run["seconds"] for r in records.values() for run in r["runs"]) / 60, 2),
+        "minutes": round(sum(run.seconds for record in records.values() for run in record.runs) / 60, 2),
     }
-
-
-def _short(run: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key != "rows"}
 
 
 def main() -> None:
@@ -83,7 +80,7 @@ def main() -> None:
     baseline = arguments.work / "supervised"
     if not (baseline / "supervised" / "encoder.safetensors").exists():
         found = evaluate(arguments.run, arguments.cifar, ["supervised"], specs=SPECS, out=baseline)["supervised"]
-        write_json(Path("results/evaluation-cifar-supervised.json"), found)
+        write_json(Path("results/evaluation-cifar-supervised.json"), encode(found))
     paths = {
         "byol": arguments.run,
         "random": f"random:{arguments.run}",

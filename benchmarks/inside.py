@@ -20,15 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from byol import machine, method, optim, presets, pretraining
+from byol import method, optim, presets, pretraining
 from byol.algorithm import Pass, update
 from byol.config import Config, apply, resolve
 from byol.data import loader
 from byol.data.loader import BadList, Images
 from byol.data.source import Source
-from byol.machine import Machine
-from byol.progress import silent
-from byol.rundir import Request, Setup
+from byol.run import machine
+from byol.run.directory import Setup
+from byol.run.machine import Machine
+from byol.run.progress import silent
+from byol.run.record import FORMAT, Asked, DataFacts, RunRecord
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -75,8 +77,10 @@ def prepared(config: Config, images: int) -> Training:
     held = Images(source, np.arange(images), np.arange(0), pixels, [], "")
     plan = replace(resolve(config, images), steps=10**6)
     bad = BadList([], images, config, lambda _: None)
-    request = Request("pixels", Path(), "", {}, "", config.run.timeout, config.run.device)
-    setup = Setup(request, Path(), config, plan, place, held, [], {}, bad, 10)
+    asked = Asked("pixels", "", {})
+    facts = DataFacts("pixels", images, 0, 10, True, "")
+    record = RunRecord(FORMAT, asked, "", {}, [], place, {}, "", facts)
+    setup = Setup(Path(), config, plan, place, held, record, bad, 10)
     batches = loader.batches(held, config, plan, 0, place.device)
     return Training(model, optim.build(model, config.optim), place, setup, batches)
 
@@ -175,7 +179,7 @@ def neighbours(spec: dict[str, Any]) -> dict[str, Any]:
     import faiss
     from sklearn.neighbors import NearestNeighbors
 
-    from byol.evals import knn
+    from byol import neighbours as exact
 
     torch.manual_seed(0)
     bank, queries = torch.randn(spec["bank"], spec["width"]), torch.randn(spec["queries"], spec["width"])
@@ -191,7 +195,7 @@ def neighbours(spec: dict[str, Any]) -> dict[str, Any]:
         return index.kneighbors(queries.numpy(), return_distance=False)
 
     works = {
-        "byol": lambda: knn.votes(bank, labels, queries, classes=10, k=spec["k"]),
+        "byol": lambda: exact.votes(bank, labels, queries, classes=10, k=spec["k"]),
         "faiss": by_faiss,
         "scikit-learn": by_sklearn,
     }

@@ -13,8 +13,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from byol.progress import say
-from byol.records import read_json, write_json
+from byol.run.files import read_json, write_json
+from byol.run.progress import say
 
 FOLDER = Path(tempfile.gettempdir()) / "byol-peers"
 MINUTES = 5  # for one peer

@@ -16,9 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from byol.machine import versions
-from byol.records import read_json, write_json
-from byol.rundir import commit
+from byol.run.directory import commit
+from byol.run.files import write_json
+from byol.run.machine import versions
+from byol.tables.record import read_table
 
 ROW = "τ 0.99"
 KINDS = {"default": [], "float32": ["--run.precision", "float32"]}
@@ -32,18 +33,18 @@ def curves(folder: str, out: Path, seeds: int, jobs: str, flags: list[str]) -> d
     command = [sys.executable, "-m", "byol", "table", "target-decay", "--scale", "cpu", "--data", folder]
     own = ["--out", str(out), "--seeds", str(seeds), "--rows", ROW, "--jobs", jobs, *flags]
     subprocess.run([*command, *own], check=True)
-    (row,) = (row for row in read_json(out / "target-decay-cpu.json")["rows"] if ROW in row["label"])
-    cells = row["cells"]
+    (row,) = (row for row in read_table(out / "target-decay-cpu.json").rows if ROW in row.label)
+    cells = row.cells
     looks = [
         {"step": at[0]["step"], "knn": summary([each["knn"] for each in at])}
-        for at in zip(*(cell["looks"] for cell in cells), strict=True)
+        for at in zip(*(cell.looks for cell in cells), strict=True)
     ]
     return {
-        "linear": summary([cell["figures"]["Top-1"] for cell in cells]),
+        "linear": summary([cell.figures["Top-1"] for cell in cells]),
         "looks": looks,
-        "seconds": [cell["seconds"] for cell in cells],
-        "cells": [cell["key"] for cell in cells],
-        "overrides": cells[0]["overrides"],
+        "seconds": [cell.seconds for cell in cells],
+        "cells": [cell.key for cell in cells],
+        "overrides": cells[0].overrides,
     }
 
 

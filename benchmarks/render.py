@@ -11,7 +11,8 @@ from typing import Any
 from byol.config import flatten
 from byol.evals.metrics import shown
 from byol.evals.spec import PROTOCOLS, Specs
-from byol.records import read_json, write_atomically
+from byol.run.files import read_json, write_atomically
+from byol.tables.record import read_table
 from byol.tables.render import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,7 +163,7 @@ def half_range(value: dict[str, float]) -> str:
 
 def with_tables(readme: str, results: Path) -> str:
     """The README with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
-    found = [markdown(read_json(path)) for path in sorted(results.glob("*.json"))]
+    found = [markdown(read_table(path)) for path in sorted(results.glob("*.json"))]
     text = "\n".join(found) or "No table has been run at the cpu scale and committed yet.\n"
     return TABLES.sub(lambda match: match[1] + text + match[2], readme)
 

@@ -28,7 +28,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "2 processes": {"processes": 2},
     "2 processes, own statistics": {"processes": 2, "network.norm_group": 1},
     "2 processes, 4 passes": {"processes": 2, "optim.accumulate": 4},
-    "2 processes, sharded optimizer": {"processes": 2, "run.shard_optimizer": True},
     "recompute": {"processes": 1, "run.recompute": True},
     "compile": {"processes": 1, "run.compile": True},
 }
@@ -38,7 +37,6 @@ AGAINST = {
     "2 processes apart": ("1 process", "speed-up if nothing were exchanged"),
     "2 processes, own statistics": ("2 processes apart", "left after exchanging gradients alone"),
     "2 processes, 4 passes": ("2 processes", "four passes a step instead of one"),
-    "2 processes, sharded optimizer": ("2 processes", "optimizer state in shares"),
     "recompute": ("1 process", "blocks computed again for their gradients"),
     "compile": ("1 process", "torch.compile, compiling not counted"),
 }
@@ -51,13 +49,15 @@ def work(settings: dict[str, Any]) -> None:
     """One process of a variant: images a second of all processes, printed by the first."""
     import torch
 
-    from byol import costs, distributed, machine, method, networks, norms, optim, presets
+    from byol import method, networks, optim, presets
     from byol.algorithm import Pass, update
     from byol.config import apply
+    from byol.parallel import norms, processes
+    from byol.run import cost, machine
 
     fields = {name: value for name, value in settings.items() if "." in name}
     config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
-    with distributed.joined(False, 300):
+    with processes.joined(False, 300):
         place = machine.choose(config)
         machine.use(place)
         torch.manual_seed(0)
@@ -65,11 +65,11 @@ def work(settings: dict[str, Any]) -> None:
         norms.synchronize(model, config.network.norm_group)
         if config.run.recompute:
             networks.use_recompute(model.online.encoder)
-        optimizer = optim.build(model, config.optim, config.run.shard_optimizer)
+        optimizer = optim.build(model, config.optim)
         if config.run.compile:
             networks.use_compile(model.online.encoder)
             networks.use_compile(model.target.encoder)  # type: ignore[union-attr]
-        share = config.optim.batch // config.optim.accumulate // distributed.world()
+        share = config.optim.batch // config.optim.accumulate // processes.world()
         share //= 2 if settings.get("apart") else 1
         size = config.data.resolution
         view = place.images(torch.rand(share, 3, size, size), config)
@@ -89,9 +89,9 @@ def work(settings: dict[str, Any]) -> None:
         found = {"images_per_second": config.optim.batch / middle, "step": middle}
         if settings.get("plan"):  # rated with half the images, asked about all of them; the best of both in turns
             half = apply(config, {"optim.batch": config.optim.batch // 2})
-            turns = [(costs.cost(config, costs.here(half), 1).compute_seconds, min(measured(2))) for _ in range(3)]
+            turns = [(cost.cost(config, cost.here(half), 1).compute_seconds, min(measured(2))) for _ in range(3)]
             found["planned_over_measured"] = min(p for p, _ in turns) / min(m for _, m in turns)
-        if distributed.rank() == 0:
+        if processes.rank() == 0:
             print(json.dumps(found))
 
 
@@ -161,9 +161,9 @@ def main() -> None:
     if arguments.work:
         work(json.loads(arguments.work))
         return
-    from byol.machine import versions
-    from byol.records import write_json
-    from byol.rundir import commit
+    from byol.run.directory import commit
+    from byol.run.files import write_json
+    from byol.run.machine import versions
 
     rounds: dict[str, list[float]] = {name: [] for name in arguments.only}
     planned: list[float] = []

@@ -29,9 +29,10 @@ import torch
 from contestants import Files, autocast, encoder, loader, pixels, placed
 from torch import Tensor, nn
 
-from byol.machine import versions
-from byol.records import write_json
-from byol.rundir import commit
+from byol import neighbours
+from byol.run.directory import commit
+from byol.run.files import write_json
+from byol.run.machine import versions
 
 HERE = Path(__file__).resolve().parent
 SPEC = {"depth": 18, "width": 0.25, "small": True, "size": 32, "batch": 256, "hidden": 1024, "tuned": False}
@@ -75,7 +76,6 @@ class Looks:
 
     @torch.no_grad()
     def _accuracy(self, network: nn.Module) -> float:
-        from byol.evals import knn
 
         network.eval()
         bank, queries = (
@@ -83,7 +83,7 @@ class Looks:
             for images, _ in (self.bank, self.queries)
         )
         network.train()
-        found = knn.votes(bank, self.bank[1], queries, classes=10, k=NEIGHBOURS).argmax(1)
+        found = neighbours.votes(bank, self.bank[1], queries, classes=10, k=NEIGHBOURS).argmax(1)
         return float((found == self.queries[1]).double().mean())
 
 

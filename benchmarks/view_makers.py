@@ -49,9 +49,10 @@ def taps(spec: dict[str, Any]) -> int:
 
 def by_byol(spec: dict[str, Any], data: list[bytes]) -> Callable[[], int]:
     """As training does it: crops one by one where images differ in size, colours by the batch."""
-    from byol import machine, presets, views
+    from byol import presets, views
     from byol.config import Views
     from byol.data.decode import decode
+    from byol.run import machine
 
     machine.keep_memory()  # as every run does
     config, size = presets.small_views() if spec["size"] < 64 else Views(), spec["size"]
@@ -60,7 +61,8 @@ def by_byol(spec: dict[str, Any], data: list[bytes]) -> Callable[[], int]:
 
     def from_memory() -> int:
         assert held is not None
-        views.views(held, views.draw(0, next(step), len(held), config), config, size)
+        for draw in views.draw(0, next(step), len(held), config):
+            views.make(held, draw, config, size)
         return len(held)
 
     def from_files() -> int:
@@ -70,8 +72,7 @@ def by_byol(spec: dict[str, Any], data: list[bytes]) -> Callable[[], int]:
         draws = views.draw(0, next(step), len(batch), config)
         images = [decode(each) for each in batch]
         for draw in draws:
-            crops = [views.crop_one(image, draw, place, config, size) for place, image in enumerate(images)]
-            views.finish_(torch.stack(crops), draw, config)
+            views.make(images, draw, config, size)
         return len(batch)
 
     return from_files if spec["decode"] else from_memory

@@ -12,11 +12,11 @@ __version__ = "0.1.0"
 __all__ = ["embed", "load_encoder", "pretrain"]
 
 if TYPE_CHECKING:
-    from byol.checkpoint import load_encoder as load_encoder
     from byol.evals.features import embed as embed
     from byol.pretraining import pretrain as pretrain
+    from byol.weights.imports import load_encoder as load_encoder
 
-_HOME = {"pretrain": "byol.pretraining", "load_encoder": "byol.checkpoint", "embed": "byol.evals.features"}
+_HOME = {"pretrain": "byol.pretraining", "load_encoder": "byol.weights.imports", "embed": "byol.evals.features"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,30 @@
-"""`byol` and `python -m byol`: signals are answered first, then the command line is loaded."""
+"""`byol` and `python -m byol`: signals and streams are seen to first, then the command line is loaded."""
 
+import os
 import sys
 
-from byol import interrupt
 from byol.errors import Interrupted
+from byol.run import progress, signals
 
 
 def main() -> None:
-    with interrupt.handled():
+    progress.open_streams()
+    with signals.handled():
         try:
             from byol.cli import main as run
+
+            run()
+            code = 0
         except Interrupted as error:
-            print(f"byol: {error}", file=sys.stderr)
-            sys.exit(error.exit_code)
-        run()
+            progress.complain(error)
+            code = error.exit_code
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else 0
+        signals.ignore()
+    progress.close_streams()
+    if code == Interrupted.exit_code:
+        os._exit(code)  # at once: to unload torch takes long enough for another Ctrl-C
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from byol import collectives
 from byol.errors import Diverged
-from byol.machine import Machine
 from byol.method import Method
+from byol.parallel import collectives
+from byol.run.machine import Machine
 
 
 class Step(NamedTuple):
@@ -22,8 +22,8 @@ class Step(NamedTuple):
 
     loss: float
     grad_norm: float
-    probe_loss: float | None
-    probe_accuracy: float | None
+    probe_loss: float | None = None
+    probe_accuracy: float | None = None
 
 
 class Pass(NamedTuple):
@@ -42,24 +42,18 @@ def update(
     Processes exchange gradients once a step, however many passes it has; each then takes the same step.
     """
     clear_gradients(optimizer)
-    losses, probes, correct = [], [], []
+    measured = []
     for view1, view2, labels in passes:
-        terms: list[Tensor] = []
+        terms, representations = [], []
         for orders in method.orders(view1, view2, machine.autocast):
             loss = method.loss(orders)
-            if not terms and method.classifier is not None and labels is not None:  # the probe watches the first view
-                with machine.autocast():
-                    logits = method.probe(orders[0].representation)
-                probe_loss = F.cross_entropy(logits.to(loss.dtype), labels)
-                probe_loss.backward()
-                probes.append(probe_loss.detach())
-                correct.append((logits.argmax(1) == labels).to(loss.dtype).mean())
-            loss.backward()
+            loss.backward()  # frees this view's activations before the other view's are computed
             terms.append(loss.detach())
-        losses.append(torch.stack(terms).sum())
-    numbers = [torch.stack(values).mean() for values in (losses, probes, correct) if values]
-    average_gradients(optimizer, len(losses), numbers)
-    step = measure(optimizer, numbers)
+            representations.append(orders[0].representation.detach())
+        measured.append([torch.stack(terms).sum(), *watch(method, representations[0], labels, machine)])
+    means = [torch.stack(values).mean() for values in zip(*measured, strict=True)]
+    average_gradients(optimizer, len(measured), means)
+    step = checked(optimizer, means)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)
     optimizer.step()
@@ -67,29 +61,46 @@ def update(
     return step
 
 
+def watch(method: Method, representation: Tensor, labels: Tensor | None, machine: Machine) -> list[Tensor]:
+    """The watching classifier's loss and accuracy, its gradient added; nothing without a classifier or labels."""
+    if method.classifier is None or labels is None:
+        return []
+    with machine.autocast():
+        logits = method.probe(representation)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    return [loss.detach(), (logits.argmax(1) == labels).to(loss.dtype).mean()]
+
+
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """They stay where they are, so that activations fit where the last ones were. What is added to -0 keeps all its
-    bits, even a zero its sign: a step after a resume, which has no gradients yet, is the same."""
+    """Set every gradient to -0, in the memory it already has.
+
+    Gradients that were freed would be allocated anew between the next step's activations, which then no longer fit into
+    the memory of the last step's. The value is -0 because x + -0 is x in every bit, while 0 would turn a gradient of -0
+    into +0: the first step after a resume, which has no gradients to add to, would then differ from the same step of an
+    uninterrupted run.
+    """
     for gradient in gradients(optimizer):
         gradient.fill_(-0.0)
 
 
 def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = ()) -> None:
-    """The gradient of the mean over passes and processes, and the processes' mean numbers; no-op for one of each."""
-    found = gradients(optimizer)
+    """Turn summed gradients into their mean over passes and processes, and `numbers` into their mean over processes."""
+    summed = gradients(optimizer)
     if passes > 1:
-        torch._foreach_div_(found, passes)
-    collectives.average([*found, *numbers])
+        torch._foreach_div_(summed, passes)
+    collectives.average([*summed, *numbers])
 
 
-def measure(optimizer: Optimizer, numbers: Sequence[Tensor]) -> Step:
-    """Loss, and the probe's loss and accuracy; if they are not finite, the weights are still those of before."""
-    loss, *probe = (float(number) for number in numbers)
+def checked(optimizer: Optimizer, means: Sequence[Tensor]) -> Step:
+    """The step's measurements; a loss or gradient that is not finite raises before any weight has changed."""
+    loss, *probe = (float(mean) for mean in means)
     grad_norm = float(torch.nn.utils.get_total_norm(gradients(optimizer)))
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(f"the loss is {loss} and the gradient's norm {grad_norm}")
-    return Step(loss, grad_norm, probe[0] if probe else None, probe[1] if probe else None)
+    return Step(loss, grad_norm, *probe)

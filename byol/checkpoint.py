@@ -17,15 +17,19 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from byol import __version__, networks, optim
+from byol import __version__, networks
 from byol.config import Config, Network, apply, flatten
 from byol.errors import BadData, DiskError, UsageError
 from byol.method import Method
-from byol.progress import say
-from byol.records import write_atomically
+from byol.run.files import open_regular, read_regular, refuse_link, write_atomically
+from byol.run.progress import say
 
+FOLDER = "checkpoints"
 NAME = re.compile(r"step-(\d{9})\.([0-9a-f]{16})\.safetensors")
+CUT_SHORT = re.compile(rf"\.{NAME.pattern}(\.\d+\.[0-9a-f]{{16}})?\.tmp")  # what a killed save has left
 ENCODER = "encoder.safetensors"
+MOST_BYTES = 64_000_000_000  # of a file of weights; a checkpoint of ResNet-200 (4x) in float64 is smaller
+MOST_HEADER = 10_000_000  # bytes; a checkpoint of ResNet-200 has some hundred thousand
 FORMAT = 1  # of checkpoints and encoder files; those written before it was noted are of the first too
 
 
@@ -41,25 +45,31 @@ class State(NamedTuple):
     step: int
 
 
-def save(directory: Path, state: State, keep: int, slots_of: dict[Tensor, dict[str, Any]] | None = None) -> Path:
-    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest.
-
-    `slots_of` is the optimizer's state where this process alone does not have all of it.
-    """
+def save(directory: Path, state: State, keep: int) -> Path:
+    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest."""
     tensors = {f"method.{name}": value for name, value in state.method.state_dict().items()}
     names: dict[Tensor, str] = {param: name for name, param in state.method.named_parameters()}
-    for param, slots in (slots_of or state.optimizer.state).items():
+    for param, slots in state.optimizer.state.items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
-    # One entry alone: safetensors writes several in an order of chance, and equal states would differ in their digests.
-    content = save_tensors(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
+    content = _content(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     write_atomically(path, content)
-    left = directory.glob(".step-*.tmp")  # by saves that were killed
-    for old in [*found(directory)[keep:], *left]:
+    for old in [*found(directory)[keep:], *_cut_short(directory)]:
         with suppress(OSError):  # one too many costs space, not the run
             old.unlink()
     return path
+
+
+def _content(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
+    """A safetensors file, the same bytes for the same values: safetensors writes its header in an order of chance."""
+    content: bytes = save_tensors(tensors, header)
+    end = 8 + int.from_bytes(content[:8], "little")
+    told = json.loads(content[8:end])
+    told["__metadata__"] = dict(sorted(header.items()))
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight, as safetensors has them
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def found(directory: Path) -> list[Path]:
@@ -69,9 +79,28 @@ def found(directory: Path) -> list[Path]:
     return sorted((p for p in directory.iterdir() if NAME.fullmatch(p.name)), reverse=True)
 
 
+def _cut_short(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if CUT_SHORT.fullmatch(path.name)]
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(path.name[5:14])
+
+
+def clear(directory: Path) -> None:
+    """Removes the checkpoints of a run, and their folder if it holds nothing else."""
+    refuse_link(directory)
+    if directory.is_dir():
+        for path in [*found(directory), *_cut_short(directory)]:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # a stranger's files are in it
+            directory.rmdir()
+
+
 def load_newest(directory: Path, method: Method, optimizer: Optimizer, step: int = -1) -> int:
     """Restores the newest checkpoint that is whole, or that of a step, and returns its step; 0: there is none."""
-    paths = [path for path in found(directory) if step in (-1, int(path.name[5:14]))]
+    paths = [path for path in found(directory) if step in (-1, step_of(path))]
     for path in paths:
         try:
             tensors = read(path)
@@ -81,7 +110,7 @@ def load_newest(directory: Path, method: Method, optimizer: Optimizer, step: int
             say(f"{error} Trying the one before it.")
             continue
         _restore(tensors, method, optimizer, path)
-        return int(path.name[5:14])
+        return step_of(path)
     if paths:
         raise DiskError(f"No checkpoint in {directory} is readable. Start again with --overwrite.")
     return 0
@@ -92,7 +121,7 @@ def read(path: Path) -> dict[str, Tensor]:
     match = NAME.fullmatch(path.name)
     assert match, path
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_BYTES)
     except OSError as error:
         raise DiskError(f"Cannot read the checkpoint {path}: {error.strerror}.") from None
     if hashlib.sha256(content).hexdigest()[:16] != match[2]:
@@ -105,9 +134,17 @@ def read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def opened_tensors(path: Path) -> safe_open:
+    """A safetensors file, opened after a look at what it is: neither a pipe nor a header without end is waited for."""
+    with open_regular(path) as file:
+        if int.from_bytes(file.read(8), "little") > MOST_HEADER:
+            raise SafetensorError(f"its header is longer than {MOST_HEADER / 1e6:g} MB")
+    return safe_open(path, "pt")
+
+
 def _refuse_newer(path: Path) -> None:
     """A file of a later version is not guessed at."""
-    with safe_open(path, "pt") as opened:
+    with opened_tensors(path) as opened:
         told = (opened.metadata() or {}).get("byol", "{}")
     try:
         number = json.loads(told).get("format", 1)
@@ -131,7 +168,6 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer, p
         slots = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
         if slots:  # counters such as AdamW's `step` stay on the CPU, buffers follow their parameter
             optimizer.state[param] = {s: v.to(param.device) if v.shape == param.shape else v for s, v in slots.items()}
-    optim.keep_own(optimizer)
 
 
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:
@@ -143,7 +179,7 @@ def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
         for name, value in encoder.state_dict().items()
     }
-    write_atomically(path, save_tensors(tensors, header))
+    write_atomically(path, _content(tensors, header))
 
 
 def encoder_path(path: str | Path) -> Path:
@@ -160,7 +196,7 @@ def encoder_header(path: str | Path) -> dict[str, Any]:
     """What `save_encoder` wrote beside the weights: network, views, resolution, step."""
     file = encoder_path(path)
     try:
-        with safe_open(file, "pt") as opened:
+        with opened_tensors(file) as opened:
             told = (opened.metadata() or {})["byol"]
         _refuse_newer(file)
         header: dict[str, Any] = json.loads(told)
@@ -188,8 +224,8 @@ def load_encoder(path: str | Path) -> nn.Module:
     _check_shapes(file, config.network)
     encoder = networks.encoder(config.network)
     try:
-        encoder.load_state_dict(load_tensors(file.read_bytes()))
-    except (SafetensorError, RuntimeError):
+        encoder.load_state_dict(load_tensors(read_regular(file, MOST_BYTES)))
+    except (SafetensorError, RuntimeError, OSError):
         raise _other(file, config.network) from None
     check_finite(encoder.state_dict(), file)
     return encoder.eval()
@@ -205,7 +241,7 @@ def check_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def _check_shapes(file: Path, network: Network) -> None:
     """Before memory is taken for a network that the file only claims to hold."""
-    with safe_open(file, "pt") as opened:
+    with opened_tensors(file) as opened:
         held = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
     if held != networks.shapes(network):
         raise _other(file, network)

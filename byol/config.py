@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from byol.errors import UsageError, nearest
 
 T = TypeVar("T")
+MOST_STEPS = 999_999_999  # the name of a checkpoint has nine digits for its step
 
 
 def option(default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False) -> T:
@@ -24,29 +25,30 @@ def option(default: T, help: str, *, low: float = -math.inf, high: float = math.
 
 @dataclass(frozen=True)
 class Data:
-    resolution: int = option(224, "side of the square views, in pixels", low=8)
+    resolution: int = option(224, "side of the square views, in pixels", low=8, high=2048)
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
     in_memory: Literal["auto", "always", "never"] = option(
         "auto", "hold all images decoded in memory; auto: when they fill at most a quarter of it"
     )
-    workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, on_resume=True)
-    prefetch: int = option(2, "batches each worker prepares ahead", low=1, on_resume=True)
+    workers: int = option(-1, "loader processes for streamed images; -1: one a core", low=-1, high=1024, on_resume=True)
+    prefetch: int = option(2, "batches each worker prepares ahead", low=1, high=1024, on_resume=True)
     max_bad: float = option(
         0.01,
         "unreadable images left out before the run stops: up to 1 a fraction (or 10), above 1 a number, 0 none",
         low=0,
+        high=1e12,
     )
-    max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0)
+    max_megapixels: float = option(64.0, "refuse larger images, seen in the header before decoding", low=0, high=1e6)
     exclude: str = option("", "a list of images to leave out, as `byol doctor` writes it")
     root: str = option("datasets", "where torchvision data sets are looked for and downloaded to")
     shuffle: Literal["images", "shards"] = option(
         "images",
         "images: any order, the same as from a folder; shards: some shards at a time, for reading over a network",
     )
-    window: int = option(16, "shards that data.shuffle=shards mixes at a time", low=1)
+    window: int = option(16, "shards that data.shuffle=shards mixes at a time", low=1, high=1e6)
     cache: str = option("", "where indexes and copies of shards are kept; the user's cache if empty", on_resume=True)
     cache_gb: float = option(
-        20.0, "most that copies of remote shards may take; those in use must fit", low=0, on_resume=True
+        20.0, "most that copies of remote shards may take; those in use must fit", low=0, high=1e9, on_resume=True
     )
     image_column: str = option("", "of Parquet, Arrow and Hugging Face data; found by its type if empty")
     label_column: str = option("", "likewise; none: without labels")
@@ -58,8 +60,8 @@ class View:
 
     area_min: float = option(0.08, "smallest crop, as a fraction of the image's area", low=0.001, high=1)
     area_max: float = option(1.0, "largest crop, as a fraction of the image's area", low=0.001, high=1)
-    ratio_min: float = option(3 / 4, "smallest crop width/height", low=0.01)
-    ratio_max: float = option(4 / 3, "largest crop width/height", low=0.01)
+    ratio_min: float = option(3 / 4, "smallest crop width/height", low=0.01, high=100)
+    ratio_max: float = option(4 / 3, "largest crop width/height", low=0.01, high=100)
     flip: float = option(0.5, "probability of a left-right flip", low=0, high=1)
     jitter: float = option(0.8, "probability of the four colour changes together", low=0, high=1)
     brightness: float = option(0.4, "largest brightness change", low=0, high=1)
@@ -68,8 +70,8 @@ class View:
     hue: float = option(0.1, "largest hue shift, in turns", low=0, high=0.5)
     grayscale: float = option(0.2, "probability of colour dropping", low=0, high=1)
     blur: float = option(1.0, "probability of a Gaussian blur", low=0, high=1)
-    sigma_min: float = option(0.1, "smallest blur, in pixels", low=0.001)
-    sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001)
+    sigma_min: float = option(0.1, "smallest blur, in pixels", low=0.001, high=1000)
+    sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001, high=1000)
     solarize: float = option(0.0, "probability of solarization", low=0, high=1)
 
 
@@ -88,29 +90,31 @@ class Views:
         "zero", "what the blur sees outside the image; the reference code: zero"
     )
     mean: tuple[float, float, float] = option(
-        (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)"
+        (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)", low=-1000, high=1000
     )
     std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "colour deviation the views are divided by", low=1e-6
+        (0.229, 0.224, 0.225), "colour deviation the views are divided by", low=1e-6, high=1000
     )
 
 
 @dataclass(frozen=True)
 class Network:
     encoder: str = option("resnet50", "resnet18|34|50|101|152|200, or timm:NAME")
-    width: float = option(1.0, "multiplies every channel count of the ResNet", low=0.01)
+    width: float = option(1.0, "multiplies every channel count of the ResNet", low=0.01, high=16)
     small_images: bool = option(False, "3x3 stem without stride or pooling, for images of 32-64 px")
     zero_init_last: bool = option(False, "start the last batch norm of each block at 0 (today's Haiku; the paper: 1)")
     padding: Literal["symmetric", "same"] = option("symmetric", "'same' reproduces TensorFlow/JAX weights exactly")
-    projector_hidden: int = option(4096, "hidden units of the projector", low=1)
+    projector_hidden: int = option(4096, "hidden units of the projector", low=1, high=65536)
     projector_depth: int = option(2, "linear layers of the projector", low=1, high=3)
-    projection: int = option(256, "size of the projection and the prediction", low=1)
+    projection: int = option(256, "size of the projection and the prediction", low=1, high=65536)
     projection_norm: bool = option(False, "batch norm without offset after the projector (the original SimCLR's)")
     predictor: Literal["mlp", "none", "optimal-linear"] = option(
         "mlp", "none: unsupervised Mean Teacher; optimal-linear: solved anew for every batch (appendix I)"
     )
-    ridge: float = option(1e-6, "of optimal-linear, added to Z'Z as a fraction of its mean eigenvalue", low=1e-12)
-    predictor_hidden: int = option(4096, "hidden units of the predictor", low=1)
+    ridge: float = option(
+        1e-6, "of optimal-linear, added to Z'Z as a fraction of its mean eigenvalue", low=1e-12, high=1e6
+    )
+    predictor_hidden: int = option(4096, "hidden units of the predictor", low=1, high=65536)
     predictor_depth: int = option(2, "linear layers of the predictor", low=1, high=3)
     head_bias: bool = option(False, "bias in the last linear layer of projector and predictor (paper's pseudo-code)")
     target: Literal["moving-average", "stop-gradient", "online", "fixed"] = option(
@@ -121,9 +125,12 @@ class Network:
     target_init: Literal["independent", "same"] = option(
         "independent", "start the target from its own random weights (reference code) or from the online ones"
     )
-    init_scale: float = option(1.0, "multiplies the variance of all initial weights (section 5)", low=1e-6)
+    init_scale: float = option(1.0, "multiplies the variance of all initial weights (section 5)", low=1e-6, high=1e6)
     norm_group: int = option(
-        0, "processes that share their batch statistics; 0: all, as in the reference code; 1: each has its own", low=0
+        0,
+        "processes that share their batch statistics; 0: all, as in the reference code; 1: each has its own",
+        low=0,
+        high=1e6,
     )
 
 
@@ -135,28 +142,33 @@ class Objective:
     normalization: Literal["l2", "layer", "batch", "none"] = option(
         "l2", "of predictions and targets before they are compared (appendix F.6); info-nce: l2 only"
     )
-    temperature: float = option(0.1, "alpha of info-nce", low=1e-3)
+    temperature: float = option(0.1, "alpha of info-nce", low=1e-3, high=1000)
     beta: float = option(1.0, "weight of info-nce's negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
     scale: float = option(
-        1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6
+        1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6, high=1e40
     )
 
 
 @dataclass(frozen=True)
 class Optim:
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars is the paper's")
-    epochs: float = option(1000.0, "passes over the images", low=0, on_resume=True)
-    batch: int = option(4096, "images an optimizer step, over all processes (the effective batch)", low=1)
+    epochs: float = option(1000.0, "passes over the images", low=0, high=1e9, on_resume=True)
+    batch: int = option(4096, "images an optimizer step, over all processes (the effective batch)", low=1, high=2**20)
     accumulate: int = option(
-        1, "split the batch into this many passes, each with its own statistics and negatives; one step a batch", low=1
+        1,
+        "split the batch into this many passes, each with its own statistics and negatives; one step a batch",
+        low=1,
+        high=2**20,
     )
-    lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0)
-    predictor_lr: float = option(1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0)
-    projector_lr: float = option(1.0, "multiplies the projector's learning rate (mu of appendix I)", low=0)
-    warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0)
-    weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0)
+    lr: float = option(0.2, "base learning rate, for 256 images a step; scaled with the batch", low=0, high=1e6)
+    predictor_lr: float = option(
+        1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0, high=1e6
+    )
+    projector_lr: float = option(1.0, "multiplies the projector's learning rate (mu of appendix I)", low=0, high=1e6)
+    warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0, high=1e9)
+    weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0, high=1e6)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
-    trust_coefficient: float = option(1e-3, "of lars", low=0)
+    trust_coefficient: float = option(1e-3, "of lars", low=0, high=1e6)
     tau: float = option(0.996, "decay of the moving average at the start; rises to 1 along a cosine", low=0, high=1)
     tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
@@ -170,18 +182,20 @@ class Runtime:
         "auto", "auto: bf16 autocast where the hardware is fast at it, else float32"
     )
     channels_last: bool = option(True, "memory layout of images and convolutions")
-    threads: int = option(0, "CPU threads; 0: torch's choice. Exact resume needs the same number", low=0)
-    checkpoint_seconds: float = option(300.0, "seconds between checkpoints", low=0, on_resume=True)
-    checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, on_resume=True)
-    keep: int = option(2, "checkpoints kept", low=1, on_resume=True)
-    log_every: int = option(10, "steps between lines of metrics.jsonl", low=1, on_resume=True)
-    monitor_epochs: float = option(0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0)
-    monitor_images: int = option(1000, "images the monitor looks at", low=16)
+    threads: int = option(0, "CPU threads; 0: torch's choice. Exact resume needs the same number", low=0, high=4096)
+    checkpoint_seconds: float = option(300.0, "seconds between checkpoints", low=0, high=1e9, on_resume=True)
+    checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, high=1e9, on_resume=True)
+    keep: int = option(2, "checkpoints kept", low=1, high=1e6, on_resume=True)
+    log_every: int = option(10, "steps between lines of metrics.jsonl", low=1, high=1e9, on_resume=True)
+    monitor_epochs: float = option(
+        0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0, high=1e9
+    )
+    monitor_images: int = option(1000, "images the monitor looks at", low=16, high=1e6)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
     on_nan: Literal["stop", "skip"] = option(
         "stop", "at a loss or gradient that is not finite; skip: leave that step out, at most run.max_skips times"
     )
-    max_skips: int = option(3, "steps that run.on_nan=skip may leave out of a run", low=0)
+    max_skips: int = option(3, "steps that run.on_nan=skip may leave out of a run", low=0, high=1e9)
     deterministic: bool = option(
         False, "on a GPU, only algorithms that give the same bits every time; the CPU's always do"
     )
@@ -190,14 +204,9 @@ class Runtime:
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
         on_resume=True,
     )
-    shard_optimizer: bool = option(
-        False,
-        "each process keeps the optimizer's state of its share of the weights only: the same bits",
-        on_resume=True,
-    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     timeout: float = option(
-        60.0, "seconds after which a process that does not answer ends the job", low=1, on_resume=True
+        60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
     )
     tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)", on_resume=True)
 
@@ -245,6 +254,8 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
             shown = f"'{name}'" if str(name).isprintable() else repr(name)
             raise UsageError(f"{origin}: there is no field {shown}. {nearest(str(name), known)}")
         kind, metadata = known[name]
+        if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            value = value.item()  # a number of numpy or torch
         config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):
         _check(config, origin)
@@ -367,6 +378,8 @@ def resolve(config: Config, images: int, held_out: int = 0, steps: int = 0) -> P
             f"{optim.epochs:g} epochs of {images} images give no step of {optim.batch} images. "
             "Lower optim.batch or raise optim.epochs."
         )
+    if steps > MOST_STEPS:
+        raise UsageError(f"{optim.epochs:g} epochs of {images} images are more than {MOST_STEPS:,} steps: lower them.")
     every = config.run.monitor_epochs * images / optim.batch or steps / 20
     return Plan(
         images=images,

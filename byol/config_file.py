@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from byol.errors import UsageError
+from byol.run.files import regular_text
 
 MOST_BYTES, DEEPEST = 100_000, 20  # of a config file: with all fields and their help it has 8 kB and three levels
 
@@ -42,13 +43,9 @@ class _StrictLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """A config file as `{"optim.lr": value}`; sections may be nested or dotted."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path} is larger than {MOST_BYTES // 1000} kB, which no config file is.")
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
+        loaded = yaml.load(regular_text(path, MOST_BYTES), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise UsageError(f"Cannot read the config file {path}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"The config file {path} is not UTF-8 text.") from None
     except (yaml.YAMLError, RecursionError, ValueError, KeyError, AttributeError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)

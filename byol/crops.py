@@ -1,6 +1,6 @@
 """Where a view is cut from an image, and how the cut is resized: whole-pixel boxes, bicubic as TensorFlow 2 has it.
 
-Geometry is computed by numpy, which needs a third of torch's time for the few numbers of one image.
+Boxes and bicubic weights are computed with numpy, which takes a third of torch's time for one image's few numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 # One parameter an image: a tensor (B,), or one number for all.
 PerImage = Tensor | float
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
-MARGIN = 256 / 224  # how much larger than the central crop an image is made before an evaluation
+MARGIN = 256 / 224  # an evaluated image's short side, once resized, over the side of the central crop
 
 
 class Box(NamedTuple):
@@ -30,7 +30,10 @@ class Box(NamedTuple):
 
 
 def crop_box(area: PerImage, log_ratio: PerImage, x: PerImage, y: PerImage, height: PerImage, width: PerImage) -> Box:
-    """The reference code's crop: area as a fraction, clipped to the image and never rejected; all broadcast."""
+    """The reference code's crop of `area`, a fraction of the image: clipped to the image, never rejected.
+
+    All arguments broadcast against each other.
+    """
     fraction, logs, across, down, high, wide = _doubles(area, log_ratio, x, y, height, width)
     crop_height, crop_width = _sides(fraction * high * wide, logs)
     crop_height, crop_width = np.minimum(crop_height, high), np.minimum(crop_width, wide)
@@ -55,7 +58,7 @@ def crop_box_torchvision(
     box = _place(crop_height, crop_width, across, down, high, wide)
 
     low, up = np.moveaxis(np.asarray(ratio_range, np.float64), -1, 0)
-    # At least a pixel, which torchvision does not see to: ratios far from 1 round to none in a small image.
+    # At least one pixel: in a small image a ratio far from 1 rounds to a side of 0, which torchvision lets through.
     central_height = np.maximum(np.minimum(high, np.rint(wide / low)), 1)
     central_width = np.maximum(np.minimum(wide, np.rint(high * up)), 1)
     top, left = np.floor((high - central_height) / 2), np.floor((wide - central_width) / 2)
@@ -64,12 +67,12 @@ def crop_box_torchvision(
 
 
 def _doubles(*values: PerImage) -> Sequence[Numbers]:
-    """Of one shape."""
+    """The values as float64, broadcast to one shape."""
     return np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
 
 
 def _sides(area: Numbers, log_ratio: Numbers) -> tuple[Numbers, Numbers]:
-    """Height and width of a crop of so many pixels; numpy rounds half to even, as both samplers do."""
+    """Height and width of a crop of `area` pixels; numpy rounds half to even, as both samplers do."""
     ratio = np.exp(log_ratio)
     return np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))
 
@@ -77,7 +80,7 @@ def _sides(area: Numbers, log_ratio: Numbers) -> tuple[Numbers, Numbers]:
 def _place(
     crop_height: Numbers, crop_width: Numbers, x: Numbers, y: Numbers, height: Numbers, width: Numbers
 ) -> Sequence[Numbers]:
-    """Every whole-pixel position is equally likely."""
+    """Top, left, height and width of a crop: x and y in [0, 1) make every whole-pixel position equally likely."""
     top = np.minimum(np.floor(y * (height - crop_height + 1)), height - crop_height)
     left = np.minimum(np.floor(x * (width - crop_width + 1)), width - crop_width)
     return top, left, crop_height, crop_width
@@ -101,7 +104,7 @@ def _taps(
     resized: np.ndarray | None = None,
     skip: np.ndarray | int = 0,
 ) -> _Taps:
-    """Bicubic taps to bring `length` (B, 1) pixels to `resized` ones, of which `outputs` are wanted from `skip` on.
+    """Bicubic taps that resize `length` (B, 1) pixels to `resized` pixels and keep `outputs` of them, from `skip` on.
 
     Keys' kernel with a = -0.5 and half-pixel centres; taps outside the source are dropped and the rest renormalised,
     as TensorFlow 2 does. Float64, because float32 positions are off by 1e-5 of a pixel in large images.
@@ -128,7 +131,7 @@ def _keys(d: Numbers, antialias: bool) -> Numbers:
     def far(d: Numbers) -> Numbers:
         return np.add(((2.5 - 0.5 * d) * d - 4) * d, 2)
 
-    if not antialias:  # of the four taps the outer two are 1 to 2 pixels away, the inner two nearer
+    if not antialias:  # four taps: the outer two are 1 to 2 pixels away, the inner two at most 1
         weight = np.empty_like(d)
         weight[::3], weight[1:3] = far(d[::3]), near(d[1:3])
         return weight
@@ -136,16 +139,16 @@ def _keys(d: Numbers, antialias: bool) -> Numbers:
 
 
 def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
-    """Taps that count from `start` (B, 1), as matrices (B, outputs, length)."""
+    """Taps whose positions count from `start` (B, 1), as matrices (B, outputs, length)."""
     index = (taps.position + start).movedim(0, -1)
-    # Dropped taps were moved onto a pixel inside and add 0 there.
+    # Taps outside the source were moved onto a pixel inside it with weight 0, and so add nothing there.
     return torch.zeros(*index.shape[:-1], length).scatter_add_(-1, index, taps.weight.movedim(0, -1))
 
 
 def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, in [0, 1]."""
     batch, channels, height, width = images.shape
-    # The channels of a line side by side, so that one product does for all three.
+    # A line's three channels stand side by side, so that one matrix product serves them all.
     lines = images.transpose(1, 2).contiguous()
     lines = lines / 255 if images.dtype == torch.uint8 else lines
     rows, columns = (matrix.to(lines.device, lines.dtype).expand(batch, -1, -1) for matrix in (rows, columns))
@@ -157,25 +160,31 @@ def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) -> Tensor:
     """Boxes (B,) of images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, size, size) in [0, 1].
 
-    The crop comes first, so what lies outside it counts as outside the image.
+    The image is cropped first and resized then: pixels outside the box do not reach into the result.
     """
     top, left, height, width = (side.cpu()[:, None] for side in box)
     rows = _matrix(_taps(height, size, antialias), top, images.shape[2])
     return _resample(images, rows, _matrix(_taps(width, size, antialias), left, images.shape[3]))
 
 
-def crop_resize_one(image: Tensor, box: Box | tuple[int, int, int, int], size: int, antialias: bool = False) -> Tensor:
-    """One box of one uint8 image (3, H, W) of any size, as float32 (3, size, size); the same bits for any threads."""
-    top, left, height, width = (int(side) for side in box)
+def crop_resize_one(image: Tensor, box: Sequence[int], size: int, antialias: bool = False) -> Tensor:
+    """One box (top, left, height, width) of a uint8 image (3, H, W), as float32 (3, size, size) in [0, 1].
+
+    The sums are taken in a fixed order, so that any number of threads gives the same bits.
+    """
+    top, left, height, width = box
     taps = _taps(np.array([[height], [width]]), size, antialias)
     return _gather(image[:, top : top + height, left : left + width], taps)
 
 
 def _gather(image: Tensor, taps: _Taps) -> Tensor:
-    """Weighted sums of whole rows of one image, then of its columns, each in a fixed order; taps (taps, 2, outputs)."""
+    """Resize one image (C, H, W) by `taps` (taps, 2, outputs): first its rows, then its columns.
+
+    Each output is a weighted sum taken in a fixed order.
+    """
     lines, channels = image.float(), len(image)
     for position, weight in zip(taps.position.unbind(1), taps.weight.unbind(1), strict=True):
-        # What makes a line is a bag of lines. The other side's pixels come first then, for the second pass.
+        # An output line is an embedding bag over source lines; the transpose makes rows of columns for the second pass.
         bags = (position.T + lines.shape[1] * torch.arange(channels)[:, None, None]).flatten(0, 1)
         weights = weight.T.repeat(channels, 1)
         sums = F.embedding_bag(bags, lines.flatten(0, 1), mode="sum", per_sample_weights=weights)
@@ -183,35 +192,15 @@ def _gather(image: Tensor, taps: _Taps) -> Tensor:
     return lines.div_(255).clamp_(0, 1)
 
 
-def resize(images: Tensor, height: int, width: int, antialias: bool = False) -> Tensor:
-    """Whole images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, height, width) in [0, 1]."""
-    sides = zip(images.shape[2:], (height, width), strict=True)
-    rows, columns = (_matrix(_taps(np.array([[old]]), new, antialias), 0, old) for old, new in sides)
-    return _resample(images, rows, columns)
-
-
 def center_crop(image: Tensor, size: int, antialias: bool = False, margin: float = MARGIN) -> Tensor:
     """The paper's evaluation view (appendix C) of one uint8 image (3, H, W): float32 (3, size, size) in [0, 1].
 
-    Short side to `margin` times the size, central square of it, in one pass. An image of that very size is kept whole.
+    In one pass, the short side is resized to `margin` times `size` and the central square is cut out. An image that
+    already is `size` by `size` is kept whole.
     """
-    if image.shape[-2:] == (size, size):
-        return image.float().div_(255)
-    return _gather(image, _center_taps(image, size, antialias, margin))
-
-
-def center_crops(images: Tensor, size: int, antialias: bool = False) -> Tensor:
-    """`center_crop` of uint8 images (B, 3, H, W) of one size."""
-    if images.shape[-2:] == (size, size):
-        return images.float().div_(255)
-    taps = _center_taps(images, size, antialias, MARGIN)
-    sides = (_Taps(*(field[:, side : side + 1] for field in taps)) for side in (0, 1))
-    matrices = (_matrix(side, 0, length) for side, length in zip(sides, images.shape[2:], strict=True))
-    return _resample(images, *matrices)
-
-
-def _center_taps(image: Tensor, size: int, antialias: bool, margin: float) -> _Taps:
-    """For rows and columns."""
     sides = image.shape[-2:]
+    if sides == (size, size):
+        return image.float().div_(255)
     resized = np.array([[round(side * round(size * margin) / min(sides))] for side in sides])
-    return _taps(np.array(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)
+    taps = _taps(np.array(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)
+    return _gather(image, taps)

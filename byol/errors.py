@@ -38,7 +38,7 @@ class DiskError(ByolError):
 
 
 class Interrupted(BaseException):
-    """Stopped by Ctrl-C or SIGTERM; starting the same command again continues.
+    """Stopped by Ctrl-C, SIGTERM or SIGHUP; starting the same command again continues.
 
     Not an `Exception`, as it may come up anywhere: who catches what a decoder throws must not take it for a bad image.
     """
@@ -57,7 +57,17 @@ class Lost(ByolError):
     said_by = 0
 
 
+class LoaderLost(ByolError):
+    """A loader process was killed or does not answer; starting the same command again continues."""
+
+    exit_code = 75
+
+
 KILLED = "DataLoader worker"  # how torch begins its words about one that was killed; it may come up anywhere
+WORKER_KILLED = (
+    "A loader process was killed, as happens when memory runs out. The same command continues; --data.workers 0 or "
+    "--data.prefetch 1 need less."
+)
 
 
 class Diverged(ByolError):

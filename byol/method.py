@@ -1,8 +1,7 @@
-"""BYOL itself and its family: the online network, its predictor, what it predicts, and the loss between them."""
+"""BYOL itself and its family: the online network, its predictor, the target network, and the loss between the two."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -15,11 +14,11 @@ from byol.config import Network, Objective
 
 
 class Order(NamedTuple):
-    """One order of the views: what is predicted from one, and the target's projection of the other, to be matched."""
+    """One order of the views: the prediction from one view, and the target's projection of the other view to match."""
 
     prediction: Tensor
     target: Tensor
-    own: Tensor  # the target's projection of the view that predicts
+    own: Tensor  # the target's projection of the view that the prediction is made from
     representation: Tensor
 
 
@@ -60,17 +59,15 @@ class Method(nn.Module):
         self.target_mode = target_mode
         self.objective = objective
 
-    def forward(self, view1: Tensor, view2: Tensor) -> tuple[Order, ...]:
-        """Both orders of the views."""
-        return tuple(itertools.chain.from_iterable(self.orders(view1, view2)))
-
     def orders(
         self, view1: Tensor, view2: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> Iterator[tuple[Order, ...]]:
-        """The orders whose gradients belong together: both, or, with a target network, one after the other.
+        """Both orders of the views, in groups that share a gradient graph: one order after the other when there is a
+        target network, both at once when the online network is its own target.
 
-        A caller that is done with one before it asks for the next holds the activations of one view at a time. Each
-        view passes alone, so that each has its own batch statistics; the target is in training mode too.
+        A caller that runs the backward pass of one group before it asks for the next holds the activations of one view
+        at a time. Each view passes the networks alone, so that each has its own batch statistics; the target is in
+        training mode too.
         """
         if self.target is None:
             with autocast():
@@ -95,11 +92,11 @@ class Method(nn.Module):
         )
 
     def loss(self, orders: Iterable[Order]) -> Tensor:
-        """The sum over these orders; over both it is symmetric in the views."""
+        """The objective summed over the given orders; summed over both orders it is symmetric in the views."""
         return torch.stack([self.objective(o.prediction, o.target, o.own) for o in orders]).sum()
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
-        """The predictor's output; only one that is solved for looks at the target."""
+        """The predictor's output; only the closed-form predictor, which is fitted to the target, looks at it."""
         solved = isinstance(self.predictor, networks.OptimalLinear)
         prediction: Tensor = self.predictor(projection, target) if solved else self.predictor(projection)
         return prediction
@@ -118,7 +115,10 @@ class Method(nn.Module):
 
 
 def build(config: Network, classes: int = 0, objective: Objective = Objective()) -> Method:
-    """The method of a config, from torch's current random state; `classes` > 0 adds the watching classifier."""
+    """The method that a config describes, drawn from torch's current random state.
+
+    `classes` > 0 adds the watching classifier.
+    """
     online = _branch(config)
     target = None if config.target in ITS_OWN_TARGET else _branch(config)
     if target is not None and config.target_init == "same":

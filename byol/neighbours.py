@@ -1,12 +1,13 @@
 """Exact search among many vectors by blocked matrix products: who is nearest, who is nearly the same, whom to choose.
 
-Tens of thousands of vectors take seconds; neither all similarities nor, for `nearest`, all vectors are held at once.
+Tens of thousands of vectors take seconds; neither all similarities nor all normalized vectors are held at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,81 +16,124 @@ from torch import Tensor
 
 from byol.errors import UsageError
 
-BANK = 2**25  # numbers of the bank, compared at a time
-GROUP = 8  # similarities of which the highest is found first
-ASKED = 1024  # queries at a time, of a part of the bank
-BLOCK = 512  # queries at a time, of all vectors
-PAIRS = 2**28  # similarities held at once
+BANK = 2**25  # numbers of the bank that are compared at a time
+ASKED = 1024  # queries at a time
+COSINES = 2**26  # of a block, at most
+GROUP = 8  # cosines of which the highest is found first
+PAIRS = 2**28  # similarities that `representing` holds at once
+VOTERS = 65_536  # queries that vote at a time: their neighbours need not fit in memory
 LAZY = 256  # gains looked at again at a time
 
 
-def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines and rows (Q, k) of the most similar rows of the bank, or all of them; `queries` have length 1."""
-    blocks = queries.split(ASKED)
-    found = [(torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.int64)) for block in blocks]
-    rows = min(len(bank), max(k, BANK // max(1, bank.shape[1])))
+class Nearest(NamedTuple):
+    """Of each query the most similar rows of the bank, the most similar first, both (Q, k)."""
+
+    cosines: Tensor
+    rows: Tensor
+
+
+class Block(NamedTuple):
+    """Cosines (queries, rows) of consecutive queries and consecutive rows of the bank, and where both begin."""
+
+    query: int
+    row: int
+    cosines: Tensor
+
+
+def silent(count: int) -> None:
+    """For searches whose progress nobody watches."""
+
+
+def nearest(
+    bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None, advance: Callable[[int], None] = silent
+) -> Nearest:
+    """The k rows of the bank (N, D) with the highest cosine to each query (Q, D), or all rows if there are fewer.
+
+    `own` (Q,) names for each query the row that is the query itself, which is left out of its answer.
+    """
+    k = min(k, len(bank) - (own is not None))
+    best = [Nearest(torch.empty(0, 0), torch.empty(0, 0, dtype=torch.int64))] * math.ceil(len(queries) / ASKED)
+    for query, row, cosines in _blocks(bank, queries, k, advance):
+        if own is not None:
+            places = own[query : query + len(cosines)] - row
+            here = (places >= 0) & (places < cosines.shape[1])
+            cosines[here.nonzero()[:, 0], places[here]] = -2.0
+        values, columns = _top(cosines, k)
+        best[query // ASKED] = _merged(best[query // ASKED], Nearest(values, columns + row), k)
+    return Nearest(torch.cat([each.cosines for each in best]), torch.cat([each.rows for each in best]))
+
+
+def pairs(vectors: Tensor, threshold: float, advance: Callable[[int], None]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs of rows, the lower row first, whose cosine is at least the threshold, in blocks."""
+    for query, row, cosines in _blocks(vectors, vectors, 1, advance, upper=True):
+        lower, higher = (cosines >= threshold).nonzero(as_tuple=True)
+        lower, higher = lower + query, higher + row
+        yield lower[higher > lower].numpy(), higher[higher > lower].numpy()
+
+
+def _blocks(
+    bank: Tensor, queries: Tensor, k: int, advance: Callable[[int], None], upper: bool = False
+) -> Iterator[Block]:
+    """Every query against every row of the bank, in parts of at least k rows; `upper` when the queries are the bank:
+    then rows before the first query of a block, which have met it from their own side, are left out."""
+    rows = min(len(bank), max(k, min(BANK // max(1, bank.shape[1]), COSINES // ASKED)))
     room = torch.empty(min(ASKED, len(queries)) * rows)  # used again and again: new pages cost as much as the search
     for first in range(0, len(bank), rows or 1):
-        part = F.normalize(bank[first : first + rows].float(), dim=1).T
-        for place, block in enumerate(blocks):
-            shape = len(block), part.shape[1]
-            similarity = torch.mm(block, part, out=room[: math.prod(shape)].view(shape))
-            found[place] = _merged(found[place], _top(similarity, k), first, k)
-    return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+        part = F.normalize(bank[first : first + rows].float(), dim=1)
+        for query in range(0, len(queries), ASKED):
+            block = F.normalize(queries[query : query + ASKED].float(), dim=1)
+            start = max(first, query) if upper else first
+            if start < first + len(part):
+                shape = len(block), first + len(part) - start
+                out = room[: math.prod(shape)].view(shape)
+                yield Block(query, start, torch.mm(block, part[start - first :].T, out=out))
+            if first + rows >= len(bank):
+                advance(len(block))
 
 
-def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def votes(
+    bank: Tensor, labels: Tensor, queries: Tensor, *, classes: int, k: int = 20, temperature: float = 0.07
+) -> Tensor:
+    """Scores (Q, classes) of each query (Q, D): the k most similar of bank (N, D) vote with exp(cos / temperature)."""
+    scores = []
+    for chunk in queries.split(VOTERS):
+        cosines, rows = nearest(bank, chunk, k)
+        # 1 is the highest cosine: subtracting it changes no order and keeps small temperatures finite
+        weights = ((cosines - 1) / temperature).exp()
+        scores.append(torch.zeros(len(chunk), classes).scatter_add_(1, labels[rows], weights))
+    return torch.cat(scores)
+
+
+def _top(cosines: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and columns (Q, k) of the highest in each row, or all of them.
 
     They are among the k groups with the highest maxima; a maximum costs little, a selection among all a lot.
     """
-    queries, columns = similarity.shape
+    queries, columns = cosines.shape
     groups = columns // GROUP
     if groups <= k:
-        return similarity.topk(min(k, columns), dim=1)
-    grouped = similarity[:, : groups * GROUP].unflatten(1, (GROUP, groups))
+        values, order = cosines.topk(min(k, columns), dim=1)
+        return values, order
+    grouped = cosines[:, : groups * GROUP].unflatten(1, (GROUP, groups))
     best = grouped.amax(1).topk(k, dim=1, sorted=False).indices
     among = (best[:, None] + groups * torch.arange(GROUP)[:, None]).flatten(1)
     rest = torch.arange(groups * GROUP, columns).expand(queries, -1)
     among = torch.cat([among, rest], 1)
-    values, order = similarity.gather(1, among).topk(k, dim=1)
+    values, order = cosines.gather(1, among).topk(k, dim=1)
     return values, among.gather(1, order)
 
 
-def _merged(before: tuple[Tensor, Tensor], here: tuple[Tensor, Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
-    """The best k of what was found before and of rows that count from `first`."""
-    if not before[0].shape[1]:
-        return here[0], here[1] + first
-    values, rows = torch.cat([before[0], here[0]], 1), torch.cat([before[1], here[1] + first], 1)
+def _merged(before: Nearest, here: Nearest, k: int) -> Nearest:
+    """The best k of two parts of the bank."""
+    if not before.cosines.shape[1]:
+        return here
+    values, rows = (torch.cat(both, 1) for both in zip(before, here, strict=True))
     values, order = values.topk(min(k, values.shape[1]), dim=1)
-    return values, rows.gather(1, order)
-
-
-def other_neighbours(vectors: Tensor, k: int, advance: Callable[[int], None]) -> tuple[Tensor, Tensor]:
-    """Cosines and rows (N, k) of the nearest other vectors of each, most similar first; vectors have length 1."""
-    values, rows = [], []
-    for first in range(0, len(vectors), BLOCK):
-        similarity = vectors[first : first + BLOCK] @ vectors.T
-        similarity[torch.arange(len(similarity)), torch.arange(first, first + len(similarity))] = -2.0
-        best, row = _top(similarity, min(k, len(vectors) - 1))
-        values.append(best)
-        rows.append(row)
-        advance(len(similarity))
-    return torch.cat(values), torch.cat(rows)
-
-
-def pairs(vectors: Tensor, threshold: float, advance: Callable[[int], None]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of rows, the lower one first, whose product is at least the threshold, in blocks."""
-    for first in range(0, len(vectors), BLOCK):
-        product = vectors[first : first + BLOCK] @ vectors[first:].T  # pairs before were seen from the other side
-        one, two = (product >= threshold).nonzero(as_tuple=True)
-        upper = two > one
-        yield one[upper].numpy() + first, two[upper].numpy() + first
-        advance(len(product))
+    return Nearest(values, rows.gather(1, order))
 
 
 def join(lowest: np.ndarray, one: np.ndarray, two: np.ndarray) -> None:
-    """Merges the groups of each pair; `lowest` points every row to the first of its group."""
+    """Merges the groups of the two rows of each pair; `lowest` points every row to the first row of its group."""
     while True:
         a, b = lowest[one], lowest[two]
         apart = a != b
@@ -155,14 +199,14 @@ def representing(vectors: Tensor, count: int, advance: Callable[[int], None]) ->
     return np.array(chosen), np.array(means)
 
 
-def approximate_neighbours(vectors: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `nearest`, by faiss's graph index: for millions of vectors, of which it misses a few."""
+def approximate(bank: Tensor, queries: Tensor, k: int) -> Nearest:
+    """As `nearest`, for vectors of length 1, by faiss's graph index, which misses a few neighbours: for millions."""
     try:
         import faiss
     except ImportError:
         raise UsageError("--approximate needs faiss: pip install 'byol[faiss]'.") from None
-    index = faiss.IndexHNSWFlat(vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexHNSWFlat(bank.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction, index.hnsw.efSearch = 80, max(64, 2 * k)
-    index.add(np.ascontiguousarray(vectors.numpy(), np.float32))
-    similarity, rows = index.search(np.ascontiguousarray(queries.numpy(), np.float32), min(k, len(vectors)))
-    return torch.from_numpy(similarity), torch.from_numpy(rows)
+    index.add(np.ascontiguousarray(bank.numpy(), np.float32))
+    similarity, rows = index.search(np.ascontiguousarray(queries.numpy(), np.float32), min(k, len(bank)))
+    return Nearest(torch.from_numpy(similarity), torch.from_numpy(rows))

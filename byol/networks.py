@@ -1,6 +1,6 @@
-"""Encoders and heads: the ResNet family at any depth and width, any timm model, and the MLP of BYOL.
+"""Encoders and heads: the ResNet family at any depth and width, any timm model, and BYOL's MLP.
 
-Parameter names are torchvision's, so that an encoder of ours loads there and in timm as it is.
+Parameters have torchvision's names, so that torchvision and timm load a ResNet of byol as it is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from byol import collectives
 from byol.config import Network
 from byol.errors import UsageError, nearest
+from byol.parallel import collectives
 
 Padding = Literal["symmetric", "same"]
-# The gradient of a strided 1×1 convolution of fewer channels, in channels_last and from about 48 px on, writes beyond
-# its memory in torch 2.15 on CPUs with AVX-512, and ends the process.
+# With fewer input channels, the gradient of a strided 1×1 convolution (channels_last, from about 48 px on) crashes the
+# process in torch 2.15 on CPUs with AVX-512: it writes beyond its memory.
 FEW_CHANNELS = 16
 
 
@@ -36,21 +36,21 @@ def same_padding(images: Tensor, kernel: int, stride: int) -> Tensor:
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution padded as TensorFlow and JAX do; for weights that come from there."""
+    """A convolution padded as in TensorFlow and JAX, for weights that were trained there."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(same_padding(input, self.kernel_size[0], self.stride[0]))
 
 
 class SameMaxPool2d(nn.MaxPool2d):
-    """Zeros may stand outside the image because every input has passed a ReLU."""
+    """A 3×3 max pool with stride 2, padded as in TensorFlow; zeros never win, because its input has passed a ReLU."""
 
     def forward(self, input: Tensor) -> Tensor:
         return F.max_pool2d(same_padding(input, 3, 2), 3, 2)
 
 
 class SubsampledConv2d(nn.Conv2d):
-    """A 1×1 convolution with a stride, computed as one without of every so manyth place."""
+    """A strided 1×1 convolution, computed by taking every stride-th pixel and convolving those without a stride."""
 
     def forward(self, input: Tensor) -> Tensor:
         return F.conv2d(input[..., :: self.stride[0], :: self.stride[1]], self.weight)
@@ -116,7 +116,7 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Inside, running statistics do not move: they have seen this batch already."""
+    """While the block's forward pass is run a second time, keep its running statistics: they have seen the batch."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.num_batches_tracked is not None]
     before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]  # type: ignore[union-attr]
     for norm in norms:
@@ -129,7 +129,7 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
 
 
 def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """The block's output, of which nothing is kept for the gradient but its input."""
+    """The block's output; only its input is kept for the backward pass, which runs the block again."""
     result: Tensor = checkpoint(
         block,
         x,
@@ -152,7 +152,7 @@ class ResNet(nn.Module):
         small_images: bool = False,
         padding: Padding = "symmetric",
     ) -> None:
-        """`channels` are the outputs of the four groups, `stem` those of the first convolution."""
+        """`channels` are the output channels of the four groups, `stem` those of the first convolution."""
         super().__init__()
         self.num_features = channels[-1]
         self.recompute = False
@@ -187,7 +187,8 @@ class ResNet(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """The reference code's: weights normal with deviation 1/√fan_in cut at ±2 of it and not rescaled, biases 0."""
+    """The reference code's initial weights: normal with deviation 1/√fan_in, cut at two deviations without rescaling;
+    biases are 0."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             deviation = part.weight[0].numel() ** -0.5
@@ -198,7 +199,7 @@ def initialize(module: nn.Module) -> None:
 
 @torch.no_grad()
 def scale_weights(module: nn.Module, variance: float) -> None:
-    """Multiplies the variance of the weights that `initialize`, or timm, has drawn."""
+    """Multiply the variance of the initial weights, drawn by `initialize` or timm."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             part.weight.mul_(math.sqrt(variance))
@@ -212,7 +213,7 @@ def resnet(
     zero_init_last: bool = False,
     padding: Padding = "symmetric",
 ) -> ResNet:
-    """ResNet of the paper: `width` multiplies every channel count, the stem's too (0.25 for small machines)."""
+    """The paper's ResNet; `width` multiplies every channel count, the stem's included (0.25 suits small machines)."""
     if depth not in RESNETS:
         raise UsageError(f"There is no ResNet of depth {depth}: choose from {', '.join(map(str, RESNETS))}.")
     block, blocks = RESNETS[depth]
@@ -227,7 +228,7 @@ def resnet(
 
 
 def mlp(in_features: int, hidden: int, out_features: int, depth: int = 2, bias: bool = False) -> nn.Sequential:
-    """Linear, batch norm, ReLU, …, Linear; `bias` is that of the last layer (none in the reference code)."""
+    """Linear, batch norm, ReLU, …, Linear; `bias` is the last layer's (the reference code has none)."""
     layers: list[nn.Module] = []
     for _ in range(depth - 1):
         layers += [nn.Linear(in_features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
@@ -238,17 +239,17 @@ def mlp(in_features: int, hidden: int, out_features: int, depth: int = 2, bias: 
 
 
 def norm_without_offset(features: int) -> nn.BatchNorm1d:
-    """What the original SimCLR's projector ends with."""
+    """A batch norm that scales but does not shift, as at the end of the original SimCLR's projector."""
     norm = nn.BatchNorm1d(features)
     norm.bias = None  # type: ignore[assignment]
     return norm
 
 
 class OptimalLinear(nn.Module):
-    """The predictor Q* = argmin ‖Z·Q − Z'‖² of a batch in closed form (paper, appendix I); it has nothing to train.
+    """The linear predictor Q* = argmin ‖Z·Q − Z'‖² of a batch, in closed form (paper, appendix I); nothing is trained.
 
-    The batch is that of all processes. The gradient flows through its input Z alone, as it does
-    through a predictor that is optimal already (appendix H).
+    The batch is that of all processes together. The gradient flows through the input Z alone and not through Q*, as for
+    any predictor that is optimal already (appendix H).
     """
 
     def __init__(self, ridge: float) -> None:
@@ -256,19 +257,21 @@ class OptimalLinear(nn.Module):
         self.ridge = ridge
 
     def forward(self, projection: Tensor, target: Tensor) -> Tensor:
-        """Projections and targets (B, F) → predictions (B, F); outside autocast, whose products are too coarse."""
-        with torch.autocast(projection.device.type, enabled=False):
+        """Projections and targets (B, F) → predictions (B, F), without autocast, which is too coarse to solve in."""
+        # Tensors without numbers (meta), by which the cost of a step is counted, have no autocast of their own.
+        device = "cpu" if projection.is_meta else projection.device.type
+        with torch.autocast(device, enabled=False):
             projection = projection.to(torch.promote_types(projection.dtype, torch.float32))
             return projection @ self.solve(projection, target).to(projection.dtype)
 
     @torch.no_grad()
     def solve(self, projection: Tensor, target: Tensor) -> Tensor:
-        """Q*, (F, F), with ridge·(mean eigenvalue of Z^T·Z) on the diagonal, for features that vanish or repeat."""
+        """Q*, (F, F); ridge·(mean eigenvalue of Z^T·Z) on the diagonal allows for features that vanish or repeat."""
         wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
         z, wanted = projection.to(wide), target.to(wide)
         moments, correlations = collectives.all_reduce(z.T @ z), collectives.all_reduce(z.T @ wanted)
         moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
-        # NaN is no error here: the loss shows it.
+        # solve_ex does not raise on NaN, which then reaches the loss and is reported as divergence.
         solution: Tensor = torch.linalg.solve_ex(moments, correlations).result
         return solution
 
@@ -287,21 +290,22 @@ def _timm(name: str) -> nn.Module:
 def timm_model(name: str) -> nn.Module:
     """Any timm model without its classifier, at timm's own initialization."""
     model = _timm(name)
-    with torch.no_grad():  # num_features is not what the pooled output has for every timm model
+    with torch.no_grad():  # measured, because some timm models put out more features than their num_features says
         size = model.default_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr,operator]
         model.num_features = model.eval()(torch.zeros(1, *size)).shape[-1]
     return model.train()
 
 
 def use_recompute(encoder: nn.Module) -> None:
-    """Trades time for memory in every block."""
+    """Keep only each block's input for the backward pass, which runs the block again: less memory, more time."""
     if not isinstance(encoder, ResNet):
         raise UsageError("run.recompute is for the ResNets of byol; other encoders have blocks it does not know.")
     encoder.recompute = True
 
 
 def use_compile(encoder: nn.Module, backend: str = "inductor") -> None:
-    """torch.compile in place, so that names of weights stay; what processes exchange is left out."""
+    """torch.compile in place, which keeps the weights' names; modules that exchange data with other processes are not
+    compiled."""
     for module in encoder.modules():
         if hasattr(module, "exchanges"):
             module.forward = torch.compiler.disable(module.forward)
@@ -309,13 +313,13 @@ def use_compile(encoder: nn.Module, backend: str = "inductor") -> None:
 
 
 def check_encoder(name: str) -> None:
-    """A wrong name is said before anything is loaded or built."""
+    """Refuse an unknown name before anything is loaded or built."""
     if not name.startswith("timm:") and name not in BACKBONES:
         raise UsageError(f"There is no encoder '{name}'. {nearest(name, [*BACKBONES, 'timm:NAME'])}")
 
 
 def encoder(config: Network) -> nn.Module:
-    """The encoder that a config names; has `.num_features`."""
+    """The encoder that a config names, with its number of features as `.num_features`."""
     check_encoder(config.encoder)
     if config.encoder.startswith("timm:"):
         return timm_model(config.encoder.removeprefix("timm:"))
@@ -323,7 +327,7 @@ def encoder(config: Network) -> nn.Module:
 
 
 def shapes(config: Network) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of an encoder's state, without the memory for it; none for a network that cannot be."""
+    """The shape of every tensor in an encoder's state, without allocating it; empty for an impossible network."""
     try:
         with torch.device("meta"):
             timm = config.encoder.startswith("timm:")

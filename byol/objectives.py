@@ -1,8 +1,8 @@
-"""The losses of one order of the views, as pure functions; the method adds that of the other order.
+"""The losses of one order of the views, as pure functions; the method adds the loss of the other order.
 
-φ(v) is the prediction from one view, ψ(v') the target of the other view, which it should match, and ψ(v), called `own`,
-the target of the view itself, which only negative examples need. Whether a gradient reaches the targets is the method's
-to say (`network.target`); only `regression_loss` stops it by itself.
+φ(v) is the prediction from one view, and ψ(v') the target of the other view, which the prediction should match. ψ(v),
+called `own`, is the target of the first view itself, which only losses with negative examples need. The method decides
+whether a gradient reaches the targets (`network.target`); only `regression_loss` stops it by itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from byol import collectives, distributed
 from byol.config import Objective
 from byol.errors import UsageError, nearest
+from byol.parallel import collectives, processes
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -23,30 +23,31 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """2 − 2·cos(prediction, target) for each image: (B, D), (B, D) → (B,); no gradient reaches `target`.
 
-    Written as the squared distance of the normalized vectors, as in the reference code: the same for any vector that
-    is not tiny, finite for a zero one, and more exact where the two nearly agree.
+    Computed as the squared distance of the normalized vectors, as in the reference code: this equals 2 − 2·cos for all
+    but tiny vectors, is finite for a zero vector, and is more exact where the two nearly agree.
     """
     return _distance(l2(prediction), l2(target.detach()))
 
 
 def regression(phi: Tensor, psi: Tensor, _: Tensor, *, normalization: str = "l2") -> Tensor:
-    """The paper's loss, mean over images: (B, D) each → scalar."""
+    """The paper's loss of one order, averaged over images: (B, D) each → scalar."""
     n = NORMALIZATIONS[normalization]
     return _distance(n(phi), n(psi)).mean()
 
 
 def info_nce(phi: Tensor, psi: Tensor, own: Tensor, *, temperature: float, beta: float) -> Tensor:
-    """−InfoNCE^{α,β} (paper, section 5 and appendix F.4), its negatives of all processes: (B, D) each → scalar.
+    """−InfoNCE^{α,β} of one order (paper, section 5 and appendix F.4), with the negative examples of all processes:
+    (B, D) each → scalar.
 
-    With beta = 0 it is `regression` less its constant of 2; with beta = 1, no predictor and no target network both
-    orders together are 2α times the SimCLR loss, that too summed over both orders.
+    With beta = 0 this is `regression` without its constant of 2. With beta = 1, no predictor and no target network, the
+    sum over both orders is 2α times the SimCLR loss summed over both orders.
     """
     phi, psi, own = l2(phi), l2(psi), l2(own)
     agreement = 2 * (phi * psi).sum(-1).mean()
     if beta == 0:
         return -agreement
     same, other = collectives.gathered(own), collectives.gathered(psi)
-    first = distributed.rank() * len(phi)  # of this process's images among all
+    first = processes.rank() * len(phi)  # the place of this process's first image among those of all processes
     itself = torch.eye(len(same), dtype=torch.bool, device=phi.device)[first : first + len(phi)]
     within = (phi @ same.T).masked_fill(itself, -math.inf)  # S(v_i, v_j), j ≠ i
     across = phi @ other.T  # S(v_i, v'_j), all j
@@ -68,22 +69,22 @@ def _unit(vectors: Tensor, squared_length: Tensor) -> Tensor:
 
 
 def l2(vectors: Tensor) -> Tensor:
-    """Each vector (B, D) to unit length."""
+    """Each vector (B, D), scaled to unit length."""
     vectors = _wide(vectors)
     return _unit(vectors, vectors.square().sum(-1, keepdim=True))
 
 
 def layer(vectors: Tensor) -> Tensor:
-    """(x_i − mean)/(deviation·√D) over each vector's features: centred, it has just unit length."""
+    """(x_i − mean)/(deviation·√D) over each vector's features, which is the centred vector at unit length."""
     centred = _wide(vectors) - _wide(vectors).mean(-1, keepdim=True)
     return _unit(centred, centred.square().sum(-1, keepdim=True))
 
 
 def batch(vectors: Tensor) -> Tensor:
-    """(x^j − mean)/(deviation·√D) over the batch of all processes for each feature; nothing is trained."""
+    """(x^j − mean)/(deviation·√D) for each feature, over the batch of all processes; without trained parameters."""
     vectors = _wide(vectors)
-    images, features = vectors.shape[0] * distributed.world(), vectors.shape[1]
-    centred = vectors - collectives.total(vectors.mean(0)) / distributed.world()
+    images, features = vectors.shape[0] * processes.world(), vectors.shape[1]
+    centred = vectors - collectives.total(vectors.mean(0)) / processes.world()
     return _unit(centred, collectives.total(centred.square().sum(0, keepdim=True))) * math.sqrt(images / features)
 
 
@@ -91,13 +92,13 @@ NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "layer": laye
 
 
 def check(name: str) -> None:
-    """A wrong name is said before anything is loaded or built."""
+    """Refuse an unknown name before anything is loaded or built."""
     if name not in OBJECTIVES:
         raise UsageError(f"There is no objective '{name}'. {nearest(name, OBJECTIVES)}")
 
 
 def build(config: Objective) -> Loss:
-    """The loss of a config."""
+    """The loss that a config describes."""
     check(config.name)
     objective = OBJECTIVES[config.name]
     return lambda phi, psi, own: config.scale * objective(phi, psi, own, config)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from byol import collectives, distributed
 from byol.config import Optim
 
 NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -95,77 +94,12 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     ]
 
 
-class Sharded(Optimizer):
-    """Each process steps its share of the parameters and sends them to the others (ZeRO, stage 1).
-
-    Nothing here knows the optimizer but that each parameter is stepped by itself, so the result is the same bits.
-    `state` is that of this process's share; see `whole_state`.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], make: Callable[[list[dict[str, Any]]], Optimizer]) -> None:
-        super().__init__(groups, {})
-        self.shares = shares([p for group in groups for p in group["params"]], distributed.world())
-        self.own = set(self.shares[distributed.rank()])
-        self.inner = make([group | {"params": [p for p in group["params"] if p in self.own]} for group in groups])
-        self.state = self.inner.state
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for inner, group in zip(self.inner.param_groups, self.param_groups, strict=True):
-            inner["lr"] = group["lr"]
-        self.inner.step()
-        for owner, params in enumerate(self.shares):
-            collectives.broadcast(params, owner)
-
-
-def shares(params: list[Tensor], count: int) -> list[list[Tensor]]:
-    """The parameters in `count` lists of about the same number of weights, the first one never empty."""
-    lists: list[list[Tensor]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for param in sorted(params, key=lambda p: -p.numel()):
-        place = sizes.index(min(sizes))
-        lists[place].append(param)
-        sizes[place] += param.numel()
-    return lists
-
-
-def whole_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
-    """The state of all parameters, for the first process; every process has to call it after a step."""
-    if not isinstance(optimizer, Sharded):
-        return dict(optimizer.state)
-    whole: dict[Tensor, dict[str, Any]] = {}
-    like: dict[str, Any] = next(iter(optimizer.state.values()), {})
-    for owner, params in enumerate(optimizer.shares):
-        if distributed.rank() not in (0, owner):
-            continue
-        for param in (p for p in params if p.grad is not None):
-            whole[param] = {}
-            for name in sorted(like):
-                if owner == distributed.rank():
-                    value = optimizer.state[param][name]
-                else:  # a counter, or a buffer of the parameter's shape
-                    shape = param.shape if like[name].ndim else like[name].shape
-                    value = like[name].new_empty(shape)
-                whole[param][name] = collectives.to_first(value, owner)
-    return whole
-
-
-def keep_own(optimizer: Optimizer) -> None:
-    """Drops what a checkpoint says of the other processes' parameters."""
-    if isinstance(optimizer, Sharded):
-        for param in set(optimizer.state) - optimizer.own:
-            del optimizer.state[param]
-
-
-def build(module: nn.Module, config: Optim, sharded: bool = False) -> Optimizer:
+def build(module: nn.Module, config: Optim) -> Optimizer:
     """The optimizer of a run; its learning rate is set anew at every step."""
     groups = parameter_groups(module, config.weight_decay)
     for part, factor in (("predictor", config.predictor_lr), ("online.projector", config.projector_lr)):
         if factor != 1.0:
             groups = scale(groups, set(module.get_submodule(part).parameters()), factor)
-    if sharded and distributed.world() > 1:
-        return Sharded(groups, lambda own: OPTIMIZERS[config.optimizer](own, config))
     return OPTIMIZERS[config.optimizer](groups, config)
 
 

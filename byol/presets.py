@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from byol.config import Config, Data, Network, Objective, Optim, View, Views, apply, flatten
@@ -23,6 +23,19 @@ class Facts:
     cores: int
     memory: float  # of the device that trains, in GB
     accelerator: bool
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why `auto` chose the value of one config field."""
+
+    field: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{self.field} {value}: {self.why}"
 
 
 def paper(epochs: int, lr: float, weight_decay: float, tau: float, batch: int = 4096) -> Config:
@@ -135,53 +148,67 @@ def cifar10_cpu() -> Config:
     )
 
 
-def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[str]]:
+def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[Reason]]:
     """Chooses for these images on this machine, around the fields that are `asked` for, and says why."""
-    asked, reasons = asked or {}, list[str]()
+    choices = Choices(facts, dict(asked or {}))
+    resolution = _auto_resolution(choices)
+    network = _auto_network(choices, resolution)
+    optim = _auto_optim(choices, resolution)
+    views = small_views() if resolution <= 40 else Views()
+    return Config(data=Data(resolution=resolution), views=views, network=network, optim=optim), choices.reasons
 
-    def chosen(field: str, value: Any, said: str, why: str) -> Any:
-        if field not in asked:
-            reasons.append(f"{said}: {why}")
-        return asked.get(field, value)
 
+@dataclass(frozen=True)
+class Choices:
+    """What `auto` goes by, and its reasons so far."""
+
+    facts: Facts
+    asked: dict[str, Any]
+    reasons: list[Reason] = field(default_factory=list)
+
+    def choose(self, name: str, value: Any, why: str) -> Any:
+        """The value that is asked for, or else `value`, with the reason noted."""
+        if name in self.asked:
+            return self.asked[name]
+        self.reasons.append(Reason(name, value, why))
+        return value
+
+
+def _auto_resolution(choices: Choices) -> int:
+    facts = choices.facts
     sides = [32, 64, 96, 128, 224] if facts.accelerator else [32, 64, 96, 128]
     side = max([side for side in sides if side <= facts.side * 1.1], default=32)
     why = f"the images' short side is typically {facts.side} px"
-    why += "" if facts.accelerator or facts.side < 141 else ", and without a GPU 128 px is what is affordable"
-    resolution = chosen("data.resolution", side, f"resolution {side}", why)
-    why = f"{'a 3x3 stem keeps' if resolution <= 64 else 'the 7x7 stem suits'} {resolution} px"
-    small = chosen("network.small_images", resolution <= 64, f"small_images {resolution <= 64}", why)
+    if not facts.accelerator and facts.side >= 141:
+        why += ", and without a GPU 128 px is what is affordable"
+    resolution: int = choices.choose("data.resolution", side, why)
+    return resolution
+
+
+def _auto_network(choices: Choices, resolution: int) -> Network:
+    facts, small = choices.facts, resolution <= 64
+    why = f"{'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px"
+    small = choices.choose("network.small_images", small, why)
     encoder, width = _auto_encoder(facts, resolution)
-    encoder, width = asked.get("network.encoder", encoder), asked.get("network.width", width)
     why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
-    field = "network.width" if "network.encoder" in asked else "network.encoder"
-    chosen(field, encoder, f"encoder {encoder} at width {width:g}", why)
-    size = _auto_batch(facts, resolution)
+    encoder = choices.choose("network.encoder", encoder, why)
+    width = choices.choose("network.width", width, why)
+    hidden = 4096 if facts.accelerator else 1024
+    return Network(encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden)
+
+
+def _auto_optim(choices: Choices, resolution: int) -> Optim:
+    facts = choices.facts
     why = f"at most 256 in {facts.memory:.0f} GB, and several steps an epoch"
-    batch = chosen("optim.batch", size, f"batch {size}", why)
-    seen = (4e7 if facts.accelerator else 4e5 * facts.cores) * (32 / resolution) ** (0 if facts.accelerator else 1.5)
+    batch = choices.choose("optim.batch", _auto_batch(facts, resolution), why)
+    seen = 4e7 if facts.accelerator else 4e5 * facts.cores * (32 / resolution) ** 1.5
     passes = float(min(1000, max(10, round(seen / facts.images))))
     why = f"about {passes * facts.images / batch:,.0f} steps, between 10 and 1000 passes over the images"
-    epochs = chosen("optim.epochs", passes, f"epochs {passes:g}", why)
+    epochs = choices.choose("optim.epochs", passes, why)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
-    tau = chosen("optim.tau", decay, f"tau {decay:.3g}", "the target's memory is about a hundredth of the run")
-    hidden = 4096 if facts.accelerator else 1024
-    config = Config(
-        data=Data(resolution=resolution),
-        views=small_views() if resolution <= 40 else Views(),
-        network=Network(
-            encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden
-        ),
-        optim=Optim(
-            epochs=epochs,
-            warmup_epochs=max(epochs / 20, min(0.5, epochs / 2)),
-            lr=2.0,
-            weight_decay=1e-6,
-            tau=round(tau, 4),
-            batch=batch,
-        ),
-    )
-    return config, reasons
+    tau = choices.choose("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")
+    warmup = max(epochs / 20, min(0.5, epochs / 2))
+    return Optim(epochs=epochs, warmup_epochs=warmup, lr=2.0, weight_decay=1e-6, tau=tau, batch=batch)
 
 
 def _auto_encoder(facts: Facts, resolution: int) -> tuple[str, float]:
@@ -203,18 +230,18 @@ def compose(
     file_values: Mapping[str, Any],
     file: str = "",
     facts: Facts | None = None,
-) -> tuple[Config, list[str]]:
-    """Preset, then file, then flags; `auto` without facts is checked but not chosen yet."""
+) -> tuple[Config, list[Reason]]:
+    """Preset, then file, then flags; `auto` without facts is checked, and chooses nothing yet."""
     if preset != "auto" and preset not in PRESETS:
         raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     if preset != "auto":
         config = PRESETS[preset]()
     elif facts:
         given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
         config, reasons = auto(facts, {name: given[name] for name in (*file_values, *overrides)})
     else:
-        config = Config(data=Data(resolution=32))  # what scenes are rendered at when nothing else is asked for
+        config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
     config = apply(config, file_values, file, check=False)
     return apply(config, overrides, "flags"), reasons
 

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from byol import (
-    checkpoint,
-    collectives,
-    distributed,
-    estimate,
-    interrupt,
-    method,
-    moments,
-    monitor,
-    networks,
-    norms,
-    optim,
-    records,
-    schedules,
-    views,
-)
+from byol import checkpoint, method, networks, optim, schedules, views
 from byol.algorithm import Pass, update
 from byol.checkpoint import State
 from byol.config import Config, Plan
 from byol.data import loader
-from byol.errors import ByolError, DiskError, Diverged, Interrupted
-from byol.machine import give_back
-from byol.progress import bar, say, silent
-from byol.rundir import DIVERGED, Request, Setup, open_run
+from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost, OutputBusy
+from byol.parallel import collectives, processes
+from byol.run import files, monitor, planning, signals
+from byol.run.directory import DIVERGED, Request, Setup, open_run
+from byol.run.machine import give_back
+from byol.run.progress import bar, say, silent
+from byol.run.record import Verdict
+
+_training = threading.Lock()  # held by the thread that trains
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Run:
     config: Config
     plan: Plan
     metrics: list[dict[str, Any]]
-    verdict: monitor.Verdict
+    verdict: Verdict
 
     @property
     def encoder(self) -> Path:
@@ -56,11 +48,10 @@ class Run:
 
 
 class Watch(NamedTuple):
-    """What looks at the run, in the first of several processes alone, and where that is kept."""
+    """The monitor, which only the first of several processes has, and the log of what it and the loop measure."""
 
     monitor: monitor.Monitor | None
-    moments: moments.Moments | None
-    metrics: records.Metrics
+    metrics: files.Metrics
 
 
 def pretrain(
@@ -74,65 +65,120 @@ def pretrain(
 ) -> Run:
     """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was.
 
-    Called by every process of a torchrun or Slurm job, all of them train one network together.
+    When every process of a torchrun or Slurm job calls it, all of them train one network together.
     """
     request = Request.make(data, out, preset, overrides or {}, config_file)
-    cuda = request.device in ("auto", "cuda") and torch.cuda.is_available()
+    cuda = request.config.run.device in ("auto", "cuda") and torch.cuda.is_available()
     with (
-        interrupt.handled(),
-        distributed.joined(cuda, request.timeout),
-        silent(distributed.rank() > 0),
+        alone(),
+        signals.handled(),
+        processes.joined(cuda, request.config.run.timeout),
+        silent(processes.rank() > 0),
         open_run(request, overwrite) as setup,
     ):
         return _run(setup)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Torch's number type, threads, flags and random numbers are one for the whole process: inside they are the run's,
+    no other thread may train, and afterwards they are as they were."""
+    if not _training.acquire(blocking=False):
+        raise OutputBusy("Another thread of this process is training, and torch's settings are shared: use a process.")
+    dtype, threads, fast = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+    exact, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(used), torch.inference_mode(False), torch.enable_grad():
+            torch.set_default_dtype(torch.float32)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = fast
+        torch.use_deterministic_algorithms(exact, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        random.setstate(python)
+        np.random.set_state(numbers)
+        _training.release()
+
+
 def _run(setup: Setup) -> Run:
     config, plan = setup.config, setup.plan
-    torch.manual_seed(config.run.seed)
-    model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
-    norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
-    if config.run.recompute:
-        networks.use_recompute(model.online.encoder)
-    optimizer = optim.build(model, config.optim, config.run.shard_optimizer)
-    estimate.announce(setup, model)
-    step = resume(setup, model, optimizer)
-    if config.run.compile:
-        for branch in filter(None, (model.online, model.target)):
-            networks.use_compile(branch.encoder)
-    first = distributed.rank() == 0
-    watcher = monitor.Monitor(setup.images, config, plan, setup.machine) if first else None
-    kept = moments.Moments(setup.images, config, plan, setup.machine, setup.out, step) if first else None
-    metrics = records.Metrics(setup.out / "metrics.jsonl" if first else None, step, config.run.tensorboard)
-    give_back()  # what timing a step and choosing images to watch took
-    distributed.meet()
+    state = build(setup)
+    if setup.finished and state.step == plan.steps:
+        return _finished(state, setup)
+    if setup.finished:  # but its last checkpoint is damaged
+        setup.write("running")
+    first = processes.rank() == 0
+    watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
+    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, config.run.tensorboard)
+    give_back()  # the memory that timing a step and choosing images to watch took
+    processes.meet()
     try:
-        with interrupt.deferred():
-            train(State(model, optimizer, step), setup, Watch(watcher, kept, metrics))
+        with signals.deferred():
+            train(state, setup, Watch(watcher, metrics))
     except Diverged as error:
         setup.finish("diverged")
         last = checkpoint.found(setup.checkpoints)
         good = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was written yet"
         raise Diverged(f"Training diverged: {error}; {good}. A lower optim.lr is the first thing to try.") from None
     except (ByolError, Interrupted):
-        with contextlib.suppress(DiskError):  # what was wrong with the disk is said already
+        with contextlib.suppress(DiskError):  # the error already says what is wrong with the disk
             setup.finish("interrupted")
         raise
     finally:
         metrics.close()
-    found = monitor.Verdict(*distributed.from_first(lambda: monitor.verdict(metrics.history, config)))
-    setup.finish("finished", found)
-    say(f"Finished {plan.steps} steps. {found.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    return Run(setup.out, config, plan, metrics.history, found)
+    verdict = Verdict(*processes.from_first(lambda: astuple(monitor.verdict(metrics.history, config))))
+    setup.finish("finished", verdict)
+    say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
+    return Run(setup.out, config, plan, metrics.history, verdict)
+
+
+def _finished(state: State, setup: Setup) -> Run:
+    """A run that has ended before: nothing is written but an encoder that somebody removed."""
+    verdict, out = setup.record_of_run.verdict, setup.out
+    assert verdict
+    if processes.rank() == 0 and not (out / checkpoint.ENCODER).exists():
+        write_encoder(state, setup)
+    say(f"Finished {setup.plan.steps} steps. {verdict.sentence}\nEncoder: {out / checkpoint.ENCODER}")
+    return Run(out, setup.config, setup.plan, files.read_metrics(out / "metrics.jsonl"), verdict)
+
+
+def build(setup: Setup) -> State:
+    """Networks and optimizer on their device, as the newest checkpoint has them or as they begin; shows the plan."""
+    config = setup.config
+    torch.manual_seed(config.run.seed)
+    model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
+    if processes.world() > 1:
+        from byol.parallel import norms
+
+        norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    optimizer = optim.build(model, config.optim)
+    planning.announce(setup, model)
+    setup.begin()
+    step = resume(setup, model, optimizer)
+    if config.run.compile:
+        for branch in filter(None, (model.online, model.target)):
+            networks.use_compile(branch.encoder)
+    return State(model, optimizer, step)
 
 
 def resume(setup: Setup, model: method.Method, optimizer: Optimizer) -> int:
-    """The step to begin with: the first process finds the newest checkpoint that is whole, the others read the same."""
-    step = distributed.from_first(lambda: checkpoint.load_newest(setup.checkpoints, model, optimizer))
-    if step and distributed.rank():
+    """Reads the newest checkpoint that is whole; returns the step to begin with.
+
+    The first process decides which checkpoint that is, and the others read the same one.
+    """
+    step = processes.from_first(lambda: checkpoint.load_newest(setup.checkpoints, model, optimizer))
+    if step and processes.rank():
         again = checkpoint.load_newest(setup.checkpoints, model, optimizer, step)
         if again != step:
-            raise DiskError(f"Process {distributed.rank()} does not see {setup.checkpoints}: all processes must.")
+            raise DiskError(f"Process {processes.rank()} does not see {setup.checkpoints}: all processes must.")
     collectives.broadcast(model.state_dict().values())  # machines of different kinds may draw the last bit differently
     if step:
         say(f"Resuming at step {step} of {setup.plan.steps}.")
@@ -140,57 +186,77 @@ def resume(setup: Setup, model: method.Method, optimizer: Optimizer) -> int:
 
 
 def train(state: State, setup: Setup, watch: Watch) -> None:
-    """THE LOOP. Everything random in step k follows from (seed, k), so it can begin at any k."""
-    config, plan, place = setup.config, setup.plan, setup.machine
+    """THE LOOP. Everything random in step k follows from (seed, k), so that training can begin at any k."""
+    config, plan = setup.config, setup.plan
     model, optimizer, first = state
     saved = time.monotonic()
-    passes = loader.batches(setup.images, config, plan, first, place.device)
+    crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
-    with contextlib.closing(passes), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
+    with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau = target_decay(k, config, plan)
-            torch.manual_seed(config.run.seed + k + (distributed.rank() << 40))  # for encoders with dropout
-            with guarded(k, model, setup):
-                step = update(model, optimizer, augmented(passes, setup), lr=lr, tau=tau, machine=place)
+            torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
+            with guarded(State(model, optimizer, k), setup):
+                passes = augmented(crops, setup)
+                step = update(model, optimizer, passes, lr=lr, tau=tau, machine=setup.machine)
                 if k % config.run.log_every == 0 or k + 1 == plan.steps:
-                    watch.metrics.add(setup.record(k, step, lr, tau))
+                    watch.metrics.add(setup.metrics_line(k, step, lr, tau))
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
-            done = k + 1
-            now = State(model, optimizer, done)
-            if done % plan.monitor_steps == 0 or done == plan.steps or done == 1:
-                distributed.from_first(partial(look, now, setup, watch))
-            due = time.monotonic() - saved > config.run.checkpoint_seconds or done == plan.steps
-            due |= bool(config.run.checkpoint_steps) and done % config.run.checkpoint_steps == 0
-            due, stop = distributed.any_of(due, interrupt.requested())
+            state = State(model, optimizer, k + 1)
+            if state.step % plan.monitor_steps == 0 or state.step in (1, plan.steps):
+                processes.from_first(partial(look, state, setup, watch))
+            due, stop = processes.any_of(save_is_due(state.step, saved, setup), signals.requested())
             if due or stop:
-                distributed.from_first(partial(save, now, setup, optim.whole_state(optimizer)))
+                processes.from_first(partial(save, state, setup))
                 saved = time.monotonic()
-            if stop and done < plan.steps:
-                raise Interrupted(f"Interrupted after step {done} of {plan.steps}, saved; the same command continues.")
+            if stop and state.step < plan.steps:
+                done = f"Interrupted after step {state.step} of {plan.steps}, saved"
+                raise Interrupted(f"{done}; the same command continues.")
+
+
+def save_is_due(step: int, saved: float, setup: Setup) -> bool:
+    """Whether to write a checkpoint after this many steps; the last one was written at the time `saved`."""
+    config = setup.config.run
+    by_steps = bool(config.checkpoint_steps) and step % config.checkpoint_steps == 0
+    return by_steps or step == setup.plan.steps or time.monotonic() - saved > config.checkpoint_seconds
 
 
 @contextlib.contextmanager
-def guarded(k: int, model: method.Method, setup: Setup) -> Iterator[None]:
-    """Around step k: if its numbers are not finite, its images are written down, and it is left out where that is
-    allowed. The weights never saw it; the statistics of its batch norms did, so they are put back."""
+def guarded(state: State, setup: Setup) -> Iterator[None]:
+    """Around a step: if its numbers are not finite, writes down its images, and leaves it out where that is allowed; if
+    its images are bad, saves what was trained before.
+
+    Such a step has not changed the weights, but it has changed the statistics of the batch norms: they are put back.
+    """
+    model, _, k = state
     skip = setup.config.run.on_nan == "skip"
-    before = [buffer.clone() for buffer in model.buffers()] if skip else []
+    before = [buffer.clone() for buffer in model.buffers()] if skip or setup.plan.accumulate > 1 else []
     try:
         yield
+    except (BadData, LoaderLost):
+        put_back(model, before)
+        if k and processes.rank() == 0:
+            checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
+        raise
     except Diverged as error:
-        count = distributed.from_first(partial(setup.note_diverged, k, str(error)))
+        count = processes.from_first(partial(setup.note_diverged, k, str(error)))
         if not skip or count > setup.config.run.max_skips:
             allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
             raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}") from None
-        for buffer, value in zip(model.buffers(), before, strict=True):
-            buffer.copy_(value)
+        put_back(model, before)
         say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
 
 
+def put_back(model: method.Method, buffers: Sequence[torch.Tensor]) -> None:
+    """Gives the statistics of the batch norms the values that they had before a step."""
+    for buffer, value in zip(model.buffers(), buffers, strict=bool(buffers)):
+        buffer.copy_(value)
+
+
 def target_decay(k: int, config: Config, plan: Plan) -> float:
-    """tau of step k; a target that is the online network itself follows at once, a fixed one never."""
+    """tau of step k: 0 for a target that is the online network itself, 1 for a fixed one."""
     if config.network.target != "moving-average":
         return 1.0 if config.network.target == "fixed" else 0.0
     if config.optim.tau_schedule == "constant":
@@ -212,26 +278,30 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         yield Pass(both[0], both[1], labels)
 
 
-def save(state: State, setup: Setup, slots_of: dict[Tensor, dict[str, Any]]) -> None:
-    records.require_there(setup.out)
+def save(state: State, setup: Setup) -> None:
+    """Writes a checkpoint; only then asks whether the other processes have met too many bad images."""
+    files.require_there(setup.out)
+    checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
     setup.collect_bad()
-    checkpoint.save(setup.checkpoints, state, setup.config.run.keep, slots_of)
 
 
 def look(state: State, setup: Setup, watch: Watch) -> None:
-    """Measures the representation, keeps the encoder of this moment, and says so when it collapses."""
+    """Measures the representation, writes the encoder as it is now, and says so when it collapses."""
     assert watch.monitor
-    assert watch.moments
-    records.require_there(setup.out)
-    record = watch.monitor.look(state.method)
-    watch.metrics.add({"step": state.step - 1, **record})
-    watch.moments.keep(state.method, state.step - 1)
-    checkpoint.save_encoder(
-        setup.out / checkpoint.ENCODER, state.method.online.encoder, setup.config, {"step": state.step}
-    )
+    files.require_there(setup.out)
+    step = state.step - 1
+    watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
+    write_encoder(state, setup)
     give_back()
-    found = monitor.verdict(watch.metrics.history, setup.config)
-    if found.word == "collapsing":
-        say(found.sentence)
+    verdict = monitor.verdict(watch.metrics.history, setup.config)
+    if verdict.word == "collapsing":
+        say(verdict.sentence)
         if setup.config.run.on_collapse == "stop":
-            raise Diverged(f"at step {state.step - 1} {found.sentence}")
+            raise Diverged(f"at step {step} {verdict.sentence}")
+
+
+def write_encoder(state: State, setup: Setup) -> None:
+    """The encoder as it is now, with the run that it comes from."""
+    run = {"steps": setup.plan.steps, "seed": setup.config.run.seed, "images": setup.images.fingerprint}
+    encoder = state.method.online.encoder
+    checkpoint.save_encoder(setup.out / checkpoint.ENCODER, encoder, setup.config, {"step": state.step, **run})

@@ -20,5 +20,5 @@ def target_decay(step: int, *, base: float, total_steps: int) -> float:
 
 
 def in_pieces(step: int, *, base: float, drops: Sequence[float], total_steps: int) -> float:
-    """`base`, a tenth of it from the first of the `drops` on, and so forth; `drops` are fractions of all steps."""
+    """`base`, divided by ten at each of the `drops`, which are fractions of all steps."""
     return base * 0.1 ** sum(step >= drop * total_steps for drop in drops)

@@ -1,14 +1,16 @@
-"""The two augmented views of a batch: `draw` makes every random choice of a step from (seed, step), the rest of the
-module applies those choices as pure functions of the pixels: crop (see `crops`), colour, blur, solarize, normalize.
+"""The augmented views of a batch: `draw` makes every random choice of a step from (seed, step); `make`, or its halves
+`crop` and `finish_`, are pure functions of the pixels and those choices.
 
-The reference code's arithmetic is the default (paper, appendix B); torchvision's is a choice of the config.
+OPERATIONS at the bottom lists what happens to a crop. The arithmetic is by default that of the reference code (paper,
+appendix B); torchvision's is a choice of the config.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,93 +22,177 @@ from byol.config import View, Views
 from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
-OPS = 4  # brightness, contrast, saturation, hue: the ids in `ViewDraw.order` and the order of each entry of COLOUR
 STRIPE = 32  # pixels of an image blurred at a time
-SOME = 2**20  # numbers of a batch changed at a time by a core: with fewer the calls take longer than the work
+CACHED = 2**20  # numbers of a batch changed at a time by a core: with fewer the calls take longer than the work
 LARGE = 2**17  # numbers of an image that is changed alone, to stay in a core's cache: about 210 px
-Adjust = Callable[[Tensor, PerImage], Tensor]
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
+# The first random stream of a step, and how many numbers an image takes from it for each choice. A choice that is not
+# listed has a stream of its own, so that a new operation leaves all other choices, and with them stored runs, as they
+# were. The order of these names is therefore fixed for good.
+COLUMNS = {
+    "area": ATTEMPTS, "ratio": ATTEMPTS, "x": 1, "y": 1, "flip": 1, "jitter": 1, "brightness": 1, "contrast": 1,
+    "saturation": 1, "hue": 1, "grayscale": 1, "blur": 1, "sigma": 1, "solarize": 1, "order": 4,
+}  # fmt: skip
+
+Adjust = Callable[[Tensor, PerImage], Tensor]
+# All random choices for one view of B images, by name and on the CPU:
+# - of the crop, in float64: area, a fraction, and log_ratio, (B,), or (B, ATTEMPTS) for torchvision's crop; the bounds
+#   of width / height for torchvision's fallback, ratio_range, (B, 2); the position x and y in [0, 1), (B,);
+# - of each operation: under its own name whether it changes an image, bool (B,), and its strengths, float32 (B,);
+# - the order of the four colour adjustments, int64 (B, 4).
+Draw = Mapping[str, Tensor]
 
 
-class ViewDraw(NamedTuple):
-    """All random choices for one view of a batch of B images, on the CPU."""
+class Operation(NamedTuple):
+    """A change of some images, picked with the probability that the field of `View` with the operation's name holds."""
 
-    area: Tensor  # float64 (B,), fraction of the image; (B, ATTEMPTS) for torchvision's crop
-    log_ratio: Tensor  # float64, log(width / height), shaped as area
-    ratio_range: Tensor  # float64 (B, 2), where torchvision's fallback needs the bounds of width / height
-    x: Tensor  # float64 (B,) in [0, 1), position of the crop among the possible ones
-    y: Tensor
-    flip: Tensor  # bool (B,), as are all gates below
-    jitter: Tensor
-    order: Tensor  # int64 (B, OPS), the colour operations in the order they are applied
-    brightness: Tensor  # float32 (B,), added; a factor for torchvision's colour
-    contrast: Tensor  # float32 (B,), factor
-    saturation: Tensor  # float32 (B,), factor
-    hue: Tensor  # float32 (B,), turns
-    grayscale: Tensor
-    blur: Tensor
-    sigma: Tensor  # float32 (B,), pixels
-    solarize: Tensor
+    # (images (B, 3, S, S), choices, config) → changed images, which are clipped to [0, 1] afterwards. `choices(name)`
+    # is what was drawn for these images, (B,). The images given may be overwritten.
+    apply: Callable[[Tensor, Callable[[str], Tensor], Views], Tensor]
+    # The lowest and the highest value of each strength, by the name under which it is drawn.
+    strengths: Callable[[View, Views], dict[str, tuple[float, float]]] = lambda view, config: {}
 
 
-def draw(seed: int, step: int, batch: int, config: Views) -> tuple[ViewDraw, ViewDraw]:
+def draw(seed: int, step: int, batch: int, config: Views) -> tuple[Draw, Draw]:
     """The choices for both views of the global batch of a step; image i's do not depend on the batch's size."""
-    digest = hashlib.blake2b(f"byol views {seed} {step}".encode(), digest_size=8).digest()
+    # Every choice has its own numbers, used or not: changing one probability leaves all other choices as they were.
+    first = _stream(f"byol views {seed} {step}", batch, sum(COLUMNS.values()))
+    columns: dict[str, Tensor] = dict(zip(COLUMNS, first.split(list(COLUMNS.values()), 2), strict=True))
+
+    def chosen(number: int, view: View) -> Draw:
+        def uniform(name: str) -> Tensor:
+            if name not in columns:
+                columns[name] = _stream(f"byol views {seed} {step} {name}", batch, 1)
+            return columns[name][:, number]
+
+        return _choose(uniform, view, config)
+
+    return chosen(0, config.t), chosen(1, config.t_prime)
+
+
+def _stream(key: str, batch: int, columns: int) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on the key alone: float64 (B, 2 views, columns)."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-    # Every choice has its own column, used or not: changing one probability leaves all other choices as they were.
-    uniform = torch.rand(batch, 2, 2 * ATTEMPTS + 16, dtype=torch.float64, generator=generator)
-    return _choose(uniform[:, 0], config.t, config), _choose(uniform[:, 1], config.t_prime, config)
+    return torch.rand(batch, 2, columns, dtype=torch.float64, generator=generator)
 
 
-def _choose(uniform: Tensor, view: View, config: Views) -> ViewDraw:
-    """Scale uniform numbers (B, columns) in [0, 1) to a view's ranges."""
-    attempts, columns = uniform[:, : 2 * ATTEMPTS], uniform[:, 2 * ATTEMPTS :].unbind(1)
-    area, ratio = attempts.chunk(2, dim=1)
+def _choose(uniform: Callable[[str], Tensor], view: View, config: Views) -> Draw:
+    """Scale the uniform numbers (B, columns) of each choice to a view's ranges."""
+    area, ratio = uniform("area"), uniform("ratio")
     if config.crop == "byol":
         area, ratio = area[:, 0], ratio[:, 0]
-
-    def between(low: float, high: float, column: int) -> Tensor:
-        return (low + (high - low) * columns[column]).float()
-
-    multiplies = config.colour == "torchvision"
-    log_low, log_high = math.log(view.ratio_min), math.log(view.ratio_max)
-    bounds = torch.tensor([view.ratio_min, view.ratio_max], dtype=torch.float64)
-    return ViewDraw(
-        area=view.area_min + (view.area_max - view.area_min) * area,
-        log_ratio=log_low + (log_high - log_low) * ratio,
-        ratio_range=bounds.expand(len(uniform), 2),
-        x=columns[0],
-        y=columns[1],
-        flip=columns[2] < view.flip,
-        jitter=columns[3] < view.jitter,
-        brightness=between(multiplies - view.brightness, multiplies + view.brightness, 4),
-        contrast=between(1 - view.contrast, 1 + view.contrast, 5),
-        saturation=between(1 - view.saturation, 1 + view.saturation, 6),
-        hue=between(-view.hue, view.hue, 7),
-        grayscale=columns[8] < view.grayscale,
-        blur=columns[9] < view.blur,
-        sigma=between(view.sigma_min, view.sigma_max, 10),
-        solarize=columns[11] < view.solarize,
-        order=torch.stack(columns[12:], 1).argsort(1),
-    )
+    chosen = {
+        "area": _between(area, view.area_min, view.area_max),
+        "log_ratio": _between(ratio, math.log(view.ratio_min), math.log(view.ratio_max)),
+        "ratio_range": torch.tensor([view.ratio_min, view.ratio_max], dtype=torch.float64).expand(len(area), 2),
+        "x": uniform("x")[:, 0],
+        "y": uniform("y")[:, 0],
+        "order": uniform("order").argsort(1),
+    }
+    for name, operation in OPERATIONS.items():
+        chosen[name] = uniform(name)[:, 0] < getattr(view, name)
+        for strength, (low, high) in operation.strengths(view, config).items():
+            chosen[strength] = _between(uniform(strength)[:, 0], low, high).float()
+    return chosen
 
 
-def slice_draw(draw: ViewDraw, start: int, stop: int) -> ViewDraw:
+def _between(uniform: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * uniform
+
+
+def slice_draw(draw: Draw, start: int, stop: int) -> Draw:
     """The choices for images start to stop of the batch."""
-    return ViewDraw(*(field[start:stop] for field in draw))
+    return {name: values[start:stop] for name, values in draw.items()}
 
 
-def boxes(draw: ViewDraw, height: PerImage, width: PerImage, config: Views) -> Box:
+def boxes(draw: Draw, height: PerImage, width: PerImage, config: Views) -> Box:
     """The drawn crops of images of one size, or of sizes (B,)."""
+    geometry = draw["area"], draw["log_ratio"], draw["x"], draw["y"], height, width
     if config.crop == "byol":
-        return crop_box(draw.area, draw.log_ratio, draw.x, draw.y, height, width)
-    return crop_box_torchvision(draw.area, draw.log_ratio, draw.x, draw.y, height, width, draw.ratio_range)
+        return crop_box(*geometry)
+    return crop_box_torchvision(*geometry, draw["ratio_range"])
 
 
-def crop_one(image: Tensor, draw: ViewDraw, place: int, config: Views, size: int) -> Tensor:
-    """The crop that image `place` of a drawn batch gets, for one uint8 image (3, H, W) of any size."""
-    box = boxes(slice_draw(draw, place, place + 1), image.shape[1], image.shape[2], config)
-    return crop_resize_one(image, box, size, config.antialias)
+def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
+    """From pixels and drawn choices to a view (B, 3, size, size), float32 and normalized.
+
+    Training does the same in two places: loader processes `crop`, and `finish_` runs where the network does.
+    """
+    return finish_(crop(images, draw, config, size), draw, config)
+
+
+def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
+    """The drawn crops (B, 3, size, size) in [0, 1] of uint8 images, resized.
+
+    A tensor of images (B, 3, H, W) is cropped at once; a list of images (3, H, W) of any sizes is cropped one by one,
+    with the same bits for any number of threads.
+    """
+    if isinstance(images, Tensor):
+        return crop_resize(images, boxes(draw, images.shape[2], images.shape[3], config), size, config.antialias)
+    heights, widths = torch.tensor([image.shape[1:] for image in images]).unbind(1)
+    sides = torch.stack(boxes(draw, heights, widths, config), 1).tolist()
+    cropped = [crop_resize_one(image, box, size, config.antialias) for image, box in zip(images, sides, strict=True)]
+    return torch.stack(cropped)
+
+
+@torch.no_grad()
+def finish_(crops: Tensor, draw: Draw, config: Views) -> Tensor:
+    """Apply the drawn operations to crops (B, 3, S, S) in [0, 1], then normalize them; in place."""
+    for images, own in _in_cache(crops, draw):
+        for name, operation in OPERATIONS.items():
+            _change_(images, own, name, operation, config)
+        _normalize_(images, config.mean, config.std)
+    return crops
+
+
+def unnormalized(config: Views) -> Views:
+    """The same views left in [0, 1], to be looked at."""
+    return replace(config, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def _in_cache(images: Tensor, draw: Draw) -> Iterator[tuple[Tensor, Draw]]:
+    """A few images at a time with their choices, so that a CPU finds them in its cache through all operations."""
+    each = images.shape[1:].numel()
+    room = torch.get_num_threads() * (each if each > LARGE else CACHED)
+    few = max(1, room // each if images.device.type == "cpu" else len(images))
+    for start in range(0, len(images), few):
+        yield images[start : start + few], slice_draw(draw, start, start + few)
+
+
+def _change_(images: Tensor, draw: Draw, name: str, operation: Operation, config: Views) -> None:
+    """Apply an operation to the images it was drawn for; choices stay on the CPU, so a GPU is not waited for."""
+    chosen = draw[name].nonzero()[:, 0]
+    if len(chosen) == len(images):
+        torch.clamp(operation.apply(images, draw.__getitem__, config), 0, 1, out=images)
+    elif len(chosen):
+        index = chosen.to(images.device)
+        changed = operation.apply(images.index_select(0, index), lambda choice: draw[choice][chosen], config)
+        images.index_copy_(0, index, changed.clamp_(0, 1))
+
+
+def _jitter(images: Tensor, choices: Callable[[str], Tensor], config: Views) -> Tensor:
+    """Every image's four colour adjustments in its own order.
+
+    In each turn the images are sorted by the adjustment that is next for them, so that all images with the same one are
+    neighbours: that costs less than picking them out and putting them back.
+    """
+    adjustments = COLOUR[config.colour]
+    strengths = np.stack([choices(name) for name in adjustments])
+    order = choices("order").numpy()
+    place = np.arange(len(images))  # place[i] is the image that stands at i now
+    for turn in range(len(adjustments)):
+        by = order[place, turn].argsort(kind="stable")
+        place = place[by]
+        if len(images) > 1:
+            images = images.index_select(0, torch.from_numpy(by).to(images.device))
+        ends = order[place, turn].searchsorted(range(1, len(adjustments) + 1)).tolist()
+        for number, (adjust, start, end) in enumerate(zip(adjustments.values(), [0, *ends], ends, strict=False)):
+            if start < end:
+                alike = images[start:end]
+                strength = torch.from_numpy(strengths[number, place[start:end]])
+                torch.clamp(adjust(alike, strength), 0, 1, out=alike)
+    return images.index_select(0, torch.from_numpy(place.argsort()).to(images.device)) if len(images) > 1 else images
 
 
 def _per_image(value: PerImage, images: Tensor) -> Tensor:
@@ -227,94 +313,37 @@ def _normalize_(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     return images.sub_(images.new_tensor(mean).view(3, 1, 1)).div_(images.new_tensor(std).view(3, 1, 1))
 
 
-@torch.no_grad()
-def augment(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
-    """The drawn flip, colour changes, blur and solarization of crops (B, 3, S, S) in [0, 1], in the paper's order."""
-    images = images.clone()
-    for few, own in _in_cache(images, draw):
-        _augment_(few, own, config)
-    return images
-
-
-def _in_cache(images: Tensor, draw: ViewDraw) -> Iterator[tuple[Tensor, ViewDraw]]:
-    """A few images at a time with their choices, so that a CPU finds them in its cache through all operations."""
-    each = images.shape[1:].numel()
-    room = torch.get_num_threads() * (each if each > LARGE else SOME) if images.device.type == "cpu" else images.numel()
-    few = max(1, room // each)
-    for start in range(0, len(images), few):
-        yield images[start : start + few], slice_draw(draw, start, start + few)
-
-
-def _augment_(images: Tensor, draw: ViewDraw, config: Views) -> None:
-    def change(gate: Tensor, operation: Callable[..., Tensor], *parameters: Tensor) -> None:
-        """Only the images behind the gate are worked on; choices stay on the CPU, so a GPU is not waited for."""
-        chosen = gate.nonzero()[:, 0]
-        if not len(chosen):
-            return
-        values = [parameter[chosen].to(images.device) for parameter in parameters]
-        if len(chosen) == len(images):
-            torch.clamp(operation(images, *values), 0, 1, out=images)
-        else:
-            index = chosen.to(images.device)
-            images.index_copy_(0, index, operation(images.index_select(0, index), *values).clamp_(0, 1))
-
-    change(draw.flip, lambda chosen: chosen.flip(-1))
-    if draw.jitter.any():
-        _jitter_(images, draw, COLOUR[config.colour])
-    change(draw.grayscale, to_grayscale)
-    if blur_taps(images.shape[2]) > 1:
-        change(draw.blur, lambda chosen, sigma: gaussian_blur(chosen, sigma, border=config.border), draw.sigma)
-    change(draw.solarize, solarize)
-
-
-def _jitter_(images: Tensor, draw: ViewDraw, adjust: Sequence[Adjust]) -> None:
-    """Every image's colour operations in its own order: in each turn images move so that equal operations are
-    neighbours, which costs less than to pick them out and to put them back."""
-    strengths = np.stack([draw.brightness, draw.contrast, draw.saturation, draw.hue])
-    operations = np.where(draw.jitter[:, None], draw.order, OPS)  # OPS: none
-    moved, place = images, np.arange(len(images))  # `place` says which image stands where
-    for turn in range(OPS):
-        by = operations[place, turn].argsort(kind="stable")
-        place = place[by]
-        if len(images) > 1:
-            moved = moved.index_select(0, torch.from_numpy(by).to(images.device))
-        ends = operations[place, turn].searchsorted(range(1, OPS + 1)).tolist()
-        for op, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            if start < end:
-                alike = moved[start:end]
-                strength = torch.from_numpy(strengths[op, place[start:end]]).to(images.device)
-                torch.clamp(adjust[op](alike, strength), 0, 1, out=alike)
-    if len(images) > 1:
-        torch.index_select(moved, 0, torch.from_numpy(place.argsort()).to(images.device), out=images)
-
-
-@torch.no_grad()
-def finish_(images: Tensor, draw: ViewDraw, config: Views) -> Tensor:
-    """Augment and normalize crops (B, 3, S, S) in [0, 1] that loader workers have made, in place."""
-    for few, own in _in_cache(images, draw):
-        _augment_(few, own, config)
-        _normalize_(few, config.mean, config.std)
-    return images
-
-
-@torch.no_grad()
-def views(images: Tensor, draws: tuple[ViewDraw, ViewDraw], config: Views, size: int) -> tuple[Tensor, Tensor]:
-    """Both views (B, 3, size, size), float32 and normalized, of uint8 images (B, 3, H, W) held in memory."""
-
-    def make(draw: ViewDraw) -> Tensor:
-        box = boxes(draw, images.shape[2], images.shape[3], config)
-        return finish_(crop_resize(images, box, size, config.antialias), draw, config)
-
-    return make(draws[0]), make(draws[1])
-
-
-COLOUR: dict[str, tuple[Adjust, Adjust, Adjust, Adjust]] = {
-    "byol": (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue),
+COLOUR: dict[str, dict[str, Adjust]] = {
+    "byol": {
+        "brightness": adjust_brightness,
+        "contrast": adjust_contrast,
+        "saturation": adjust_saturation,
+        "hue": adjust_hue,
+    },
     # torchvision multiplies, and blends with the mean grey or the grey image; its hue is turned in the same HSV.
-    "torchvision": (
-        lambda images, factor: images * _per_image(factor, images),
-        lambda images, factor: _blend(images, _luminance(images).mean((2, 3), keepdim=True), factor),
-        lambda images, factor: _blend(images, _luminance(images), factor),
-        adjust_hue,
+    "torchvision": {
+        "brightness": lambda images, factor: images * _per_image(factor, images),
+        "contrast": lambda images, factor: _blend(images, _luminance(images).mean((2, 3), keepdim=True), factor),
+        "saturation": lambda images, factor: _blend(images, _luminance(images), factor),
+        "hue": adjust_hue,
+    },
+}
+
+
+def _colour_strengths(view: View, config: Views) -> dict[str, tuple[float, float]]:
+    """Brightness is added, or a factor as torchvision has it; contrast and saturation are factors, hue is in turns."""
+    middles = {"brightness": float(config.colour == "torchvision"), "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+    return {name: (middle - getattr(view, name), middle + getattr(view, name)) for name, middle in middles.items()}
+
+
+# In the order in which they are applied. A new one is a line here and the field of `View` for its probability.
+OPERATIONS: dict[str, Operation] = {
+    "flip": Operation(lambda images, choices, config: images.flip(-1)),
+    "jitter": Operation(_jitter, _colour_strengths),
+    "grayscale": Operation(lambda images, choices, config: to_grayscale(images)),
+    "blur": Operation(
+        lambda images, choices, config: gaussian_blur(images, choices("sigma"), border=config.border),
+        lambda view, config: {"sigma": (view.sigma_min, view.sigma_max)},
     ),
+    "solarize": Operation(lambda images, choices, config: solarize(images)),
 }

@@ -1,4 +1,4 @@
-"""What each of several processes checks about what they compute together; called by tests.processes."""
+"""What each of several processes checks about what they compute together; called by tests.chaos.several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from byol import collectives, distributed, method, norms, objectives, optim, presets
+from byol import method, objectives, optim, presets
 from byol.algorithm import average_gradients
 from byol.config import apply
 from byol.networks import OptimalLinear
+from byol.parallel import collectives, norms, processes
 from tests.conftest import TINY
 
 TIMEOUT = 30.0
@@ -24,15 +25,15 @@ Both = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 @contextmanager
 def alone() -> Iterator[None]:
     """Inside, the process is the only one: what it computes there of the whole batch is the reference."""
-    job, distributed._job = distributed._job, None
+    job, processes._job = processes._job, None
     try:
         yield
     finally:
-        distributed._job = job
+        processes._job = job
 
 
 def mine(tensor: Tensor) -> Tensor:
-    return tensor.chunk(distributed.world())[distributed.rank()]
+    return tensor.chunk(processes.world())[processes.rank()]
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
@@ -47,7 +48,7 @@ def norm_over(size: int, plain: nn.Module, images: Tensor, tolerance: float = 1e
     synced = norms.synchronize(nn.Sequential(copy.deepcopy(plain)), size)[0]  # type: ignore[index]
     assert isinstance(synced, norms.SyncBatchNorm)
     assert list(synced.state_dict()) == list(plain.state_dict())
-    world, rank = distributed.world(), distributed.rank()
+    world, rank = processes.world(), processes.rank()
     members = size or world
     group = rank // members
     torch.manual_seed(1)
@@ -73,7 +74,7 @@ def norm_over(size: int, plain: nn.Module, images: Tensor, tolerance: float = 1e
 
 
 def norms_agree() -> None:
-    with distributed.joined(False, TIMEOUT):
+    with processes.joined(False, TIMEOUT):
         torch.manual_seed(0)
         maps = torch.randn(8, 3, 5, 4, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
         vectors = torch.randn(8, 6, dtype=torch.float64)
@@ -92,13 +93,13 @@ def norms_agree() -> None:
 
 
 def losses_agree() -> None:
-    with distributed.joined(False, TIMEOUT):
+    with processes.joined(False, TIMEOUT):
         torch.manual_seed(0)
         whole = [torch.randn(8, 5, dtype=torch.float64) for _ in range(4)]
         for loss in LOSSES.values():
             parts = [mine(tensor).clone().requires_grad_() for tensor in whole]
             loss(*parts).backward()
-            average = collectives.all_reduce(loss(*parts).detach()) / distributed.world()
+            average = collectives.all_reduce(loss(*parts).detach()) / processes.world()
             with alone():
                 inputs = [tensor.clone().requires_grad_() for tensor in whole]
                 expected = loss(*inputs)
@@ -107,7 +108,7 @@ def losses_agree() -> None:
             for part, tensor in zip(parts, inputs, strict=True):
                 # The gradient of the mean over processes: each process's own is that of the sum.
                 if tensor.grad is not None:
-                    close(part.grad / distributed.world(), mine(tensor.grad))  # type: ignore[operator]
+                    close(part.grad / processes.world(), mine(tensor.grad))  # type: ignore[operator]
 
 
 def both(loss: objectives.Loss) -> Both:
@@ -130,8 +131,8 @@ LOSSES: dict[str, Both] = {
 
 def exchanges_agree() -> None:
     collectives.BUCKET_BYTES = 100
-    with distributed.joined(False, TIMEOUT):
-        rank, world = distributed.rank(), distributed.world()
+    with processes.joined(False, TIMEOUT):
+        rank, world = processes.rank(), processes.world()
         tensors = [torch.full((3, 7), float(rank)), torch.full((2,), float(rank), dtype=torch.float64)]
         tensors += [torch.full((2, 2, 3, 3), rank + 1.0).contiguous(memory_format=torch.channels_last)] * 1
         collectives.average(tensors)
@@ -141,15 +142,15 @@ def exchanges_agree() -> None:
         collectives.broadcast(sent := [torch.arange(40.0) + rank, torch.tensor(rank)], source=1)
         assert torch.equal(sent[0], torch.arange(40.0) + 1)
         assert int(sent[1]) == 1
-        assert distributed.any_of(rank == 1, False) == (True, False)
-        assert distributed.from_first(lambda: {"rank": rank}) == {"rank": 0}
+        assert processes.any_of(rank == 1, False) == (True, False)
+        assert processes.from_first(lambda: {"rank": rank}) == {"rank": 0}
         if rank:
-            distributed.post(f"from {rank}")
-        distributed.meet()
-        assert rank or set(distributed.posted()) == {f"from {other}" for other in range(1, world)}
-        assert rank or distributed.posted() == []
-    with distributed.joined(False, TIMEOUT):  # a second run of the same processes
-        assert distributed.from_first(lambda: rank) == 0
+            processes.post(f"from {rank}")
+        processes.meet()
+        assert rank or set(processes.posted()) == {f"from {other}" for other in range(1, world)}
+        assert rank or processes.posted() == []
+    with processes.joined(False, TIMEOUT):  # a second run of the same processes
+        assert processes.from_first(lambda: rank) == 0
 
 
 def gradients_agree() -> None:
@@ -166,7 +167,7 @@ def gradients_agree() -> None:
         torch.manual_seed(1)
         whole = [torch.rand(16, 3, 16, 16).to(dtype) for _ in range(2)]
         expected = passed(encoder, whole)
-        with distributed.joined(False, TIMEOUT):
+        with processes.joined(False, TIMEOUT):
             found = passed(encoder, [mine(view) for view in whole])
         errors = [float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)]
         print(json.dumps({"encoder": encoder, "type": str(dtype), "gradient": errors[0], "statistics": errors[1]}))
@@ -179,9 +180,9 @@ def passed(encoder: str, views: list[Tensor]) -> tuple[Tensor, Tensor]:
     config = apply(presets.cifar10_cpu(), TINY | {"network.encoder": encoder})
     torch.manual_seed(0)
     model = norms.synchronize(method.build(config.network).to(views[0].dtype), 0)
-    optimizer = optim.build(model, config.optim, False)
-    out = model(*views)
-    model.loss(out).backward()
+    optimizer = optim.build(model, config.optim)
+    for orders in model.orders(*views):
+        model.loss(orders).backward()
     average_gradients(optimizer, 1)
     grads = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
     stats = [b.reshape(-1) for b in model.buffers() if b.is_floating_point()]

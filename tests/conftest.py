@@ -10,8 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from byol.data import sharding
+from byol.data.shards import writing
+from byol.run.machine import bf16_survives
+from tests import guarantees
 from tests.zygote import Zygote
+
+bf16_survives()  # what a convolution may not use is heard only before the first one of a process
 
 TINY = {
     "data.resolution": 32,
@@ -75,10 +79,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, torch.Tensor]:
-    """What the reference code's augmentations gave for images that are in it too."""
-    file = Path(__file__).resolve().parents[2] / "shared" / "parity" / "augment_ops.npz"
-    if not file.exists():
-        pytest.skip("the reference code's recorded arrays (shared/parity/augment_ops.npz) are not beside the project")
+    """An image, and what the augmentations of the reference code make of it: (1, 3, H, W) each."""
+    file = Path(__file__).parent / "fixtures" / "parity" / "augment_ops.npz"
     with np.load(file, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]).permute(2, 0, 1)[None].contiguous() for name in arrays}
 
@@ -93,6 +95,36 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shards(folder: Path, tmp_path: Path) -> Path:
     """The 24 images of `folder` in six shards or so, of four each."""
-    sharding.shard(folder, tmp_path / "shards", 20_000)
+    writing.shard(folder, tmp_path / "shards", 20_000)
     assert len(list((tmp_path / "shards").glob("*.tar"))) >= 5
     return tmp_path / "shards"
+
+
+# Begun first, so that at the end of a run no process waits for another's long file.
+LONGEST = [
+    *("test_docs", "parallel/test_processes", "chaos/test_kill", "run/test_signals", "run/test_collapse"),
+    *("chaos/test_matrix", "test_walk", "tables/test_jobs", "chaos/test_fuzz", "chaos/test_faults", "chaos/test_many"),
+    *("report/test_page", "data/test_zoo", "test_properties", "weights/test_untrusted"),
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order of the files; tests of a file stay together, because they share what the file has made."""
+    rank = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in rank)
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines of a run say how many of the guarantees it exercised, and why not the others."""
+    outcomes: dict[str, set[str]] = {}
+    reasons: dict[str, str] = {}
+    for outcome, heading in (("passed", "passed"), ("failed", "failed"), ("failed", "error"), ("skipped", "skipped")):
+        for report in terminalreporter.stats.get(heading, []):
+            test = report.nodeid.split("[")[0]
+            outcomes.setdefault(test, set()).add(outcome)
+            if outcome == "skipped":
+                reasons[test] = report.longrepr[2].removeprefix("Skipped: ")
+    if len(outcomes) > 100:  # the whole suite, or much of it
+        terminalreporter.section("guarantees (docs/guarantees.md)")
+        terminalreporter.write_line("\n".join(guarantees.summary(outcomes, reasons)))

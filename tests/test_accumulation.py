@@ -14,7 +14,7 @@ from byol import method
 from byol.algorithm import Pass, gradients, update
 from byol.config import Objective
 from byol.errors import Diverged
-from byol.machine import Machine
+from byol.run.machine import Machine
 from tests.test_method import HERE, build, cosine_loss, lars, same, step, values, views
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -24,7 +26,7 @@ def state(step: int, seed: int = 0, optimizer: str = "lars") -> State:
     torch.manual_seed(seed)
     model = method.build(SMALL, classes=3)
     chosen = optim.build(model, Optim(optimizer=optimizer))  # type: ignore[arg-type]
-    out = model(torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32))
+    out = [orders[0] for orders in model.orders(torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32))]
     (out[0].prediction.sum() + out[1].prediction.square().sum() + model.probe(out[0].representation).sum()).backward()
     chosen.param_groups[0]["lr"] = 0.1
     chosen.step()
@@ -110,6 +112,40 @@ def test_a_failed_write_leaves_the_last_checkpoint_and_no_litter(
         checkpoint.save(tmp_path, state(2), keep=1)
     assert error.value.exit_code == 74
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_equal_encoders_are_equal_files(tmp_path: Path) -> None:
+    """Breaks if the entries of the header stand in an order of chance, so that identical runs have two digests."""
+    encoder = networks.encoder(SMALL)
+    contents = {saved_encoder(tmp_path / f"{n}.safetensors", encoder).read_bytes() for n in range(20)}
+    assert len(contents) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as opened:  # the library's own reader
+        assert opened.metadata()["format"] == "pt"
+        assert json.loads(opened.metadata()["byol"])["step"] == 1
+    held = load_file(tmp_path / "0.safetensors")
+    assert all(torch.equal(value, held[name]) for name, value in encoder.state_dict().items())
+
+
+def test_only_checkpoints_are_removed(tmp_path: Path) -> None:
+    """Breaks if clearing a run's checkpoints takes a file that another program put beside them, or follows a link."""
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, state(1), keep=2)
+    others = ["my_phd_model.pt", "step-1.safetensors", "step-000000001.txt"]
+    for name in others:
+        (folder / name).write_text("mine")
+    checkpoint.clear(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(others)
+    for name in others:
+        (folder / name).unlink()
+    whole = checkpoint.save(tmp_path / "elsewhere", state(1), keep=2)
+    folder.rmdir()
+    folder.symlink_to(whole.parent)
+    with pytest.raises(DiskError, match="is a link"):
+        checkpoint.clear(folder)
+    assert whole.exists()
+    folder.unlink()
+    checkpoint.clear(whole.parent)
+    assert not whole.parent.exists()
 
 
 def saved_encoder(path: Path, module: nn.Module, **network: object) -> Path:

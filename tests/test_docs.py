@@ -1,7 +1,8 @@
 """Every command and every line of Python in the README and in docs/ runs, on a few small images.
 
 What makes a run small is put between the command and the work (`smaller`), never into the text: each command is taken
-by the real command line as it stands. What cannot run in a test is listed with its reason, and still parsed.
+by the real command line as it stands. What cannot run in a test is listed with its reason, and still parsed. A diff is
+applied to a copy of the package, and the block after the diff runs with that copy.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ import pytest
 from cyclopts.exceptions import MissingArgumentError
 from PIL import Image
 
-from byol import doctor, evaluation, networks, pretraining
+from byol import networks, pretraining
 from byol.cli import main
 from byol.cli.app import app, given_values
 from byol.config import Config as Everything
 from byol.config import apply, declared
+from byol.evals import evaluation
 from byol.evals.spec import Specs
+from byol.explore import doctor
 from byol.presets import compose
-from byol.tables import paper
+from byol.tables import catalog
 from tests.conftest import TINY, write_images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,15 +78,27 @@ FEW = {
 
 
 class Block(NamedTuple):
-    """What stands between fences, and after which language."""
+    """What stands between fences, after which language, and the diffs before it that it needs."""
 
     language: str
     text: str
+    patch: str
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [Block(*pair) for pair in found]
+    """All but diffs, each of which belongs to the block after it; that block must be in the same section."""
+    found: list[Block] = []
+    patch = ""
+    pieces = re.findall(r"^(#+ [^\n]*)$|^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for heading, language, text in [*pieces, ("the end", "", "")]:
+        if language == "diff":
+            patch += text
+        elif heading:
+            assert not patch, f"{page.name}: before {heading}, a diff has no block after it that tries it"
+        else:
+            found.append(Block(language, text, patch))
+            patch = ""
+    return found
 
 
 def commands(text: str) -> list[str]:
@@ -111,11 +126,10 @@ def parsed(command: str) -> None:
             compose(bound.arguments.get("preset", "auto"), given_values(given) if given else {}, {})
 
 
-def run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def run(command: str) -> None:
     tokens = shlex.split(command)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", tokens)
-        code: Any = 0
         if tokens[0] == "python":
             patch.setattr(sys, "argv", tokens[1:])
             runpy.run_path(str(ROOT / tokens[1]), run_name="__main__")
@@ -123,9 +137,18 @@ def run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert tokens[0] == "byol", f"{command}: neither run nor listed in NOT_RUN"
             with pytest.raises(SystemExit) as ended:
                 main()
-            code = ended.value.code
-    said = capsys.readouterr()
-    assert code == 0, f"{command}\n{said.err[-2000:]}"
+            assert ended.value.code == 0, command
+
+
+def execute(language: str, text: str) -> None:
+    """A block of a page, in the present directory."""
+    assert language in ("sh", "python", "text"), f"a block without a known language: {text}"
+    if language == "python":
+        exec(compile(text, "a page", "exec"), {"__name__": "__main__"})
+    for command in commands(text) if language == "sh" else []:
+        parsed(command)
+        if command not in NOT_RUN:
+            run(command)
 
 
 def smaller(world: Path) -> contextlib.ExitStack:
@@ -133,7 +156,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
     patch = pytest.MonkeyPatch()
     real_pretrain, real_evaluate, real_plan, real_doctor = (
         *(pretraining.pretrain, evaluation.evaluate),
-        *(paper.plan, doctor.doctor),
+        *(catalog.plan, doctor.doctor),
     )
 
     def pretrain(data: Any, out: Any = None, preset: str = "auto", overrides: Any = None, **more: Any) -> Any:
@@ -142,13 +165,13 @@ def smaller(world: Path) -> contextlib.ExitStack:
     def evaluate(*arguments: Any, specs: Specs | None = None, **more: Any) -> Any:
         return real_evaluate(*arguments, specs=apply(specs or Specs(), FEW), **more)
 
-    def plan(asked: paper.Request) -> Any:
-        rows = asked.rows or (paper.chosen(paper.find(asked.name), asked.scale, ())[0].label,)
+    def plan(asked: catalog.Request) -> Any:
+        rows = asked.rows or (catalog.chosen(catalog.find(asked.name), asked.scale, ())[0].label,)
         return real_plan(replace(asked, given={**SHORT, **asked.given}, rows=rows, seeds=1))
 
     patch.setattr(pretraining, "pretrain", pretrain)
     patch.setattr(evaluation, "evaluate", evaluate)
-    patch.setattr(paper, "plan", plan)
+    patch.setattr(catalog, "plan", plan)
     patch.setattr(doctor, "doctor", lambda request: real_doctor(replace(request, speed=False)))
     patch.setenv("XDG_CACHE_HOME", str(world / "cache"))
     patch.chdir(world)
@@ -176,7 +199,7 @@ def furnish(world: Path) -> None:
 
 def deepmind(path: Path) -> None:
     """A checkpoint as theirs is built, of a ResNet-50 at a sixteenth of its width."""
-    from tests.test_weights import haiku, trained
+    from tests.weights.test_weights import haiku, trained
 
     config = apply(Everything(), {"network.encoder": "resnet50", "network.width": 0.0625})
     state = haiku(dict(trained(networks.encoder(config.network)).state_dict()))
@@ -215,19 +238,50 @@ def place(world: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_runs(
-    page: Path, place: Callable[[str], Path], capsys: pytest.CaptureFixture[str], recwarn: Any
-) -> None:
+def test_every_block_runs(page: Path, place: Callable[[str], Path]) -> None:
     """Breaks if a command or a line of Python in the pages is wrong, or no longer fits the program."""
     place(page.name)
     for block in blocks(page):
-        if block.language == "python":
-            exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
-        for command in commands(block.text) if block.language == "sh" else []:
-            parsed(command)
-            if command not in NOT_RUN:
-                run(command, capsys)
-        assert block.language in ("sh", "python", "diff", "text"), f"{page.name}: a block without a known language"
+        if not block.patch:
+            execute(block.language, block.text)
+
+
+PATCHED = [(page.name, block) for page in PAGES for block in blocks(page) if block.patch]
+WITH_THE_COPY = """
+import sys
+from pathlib import Path
+from tests.test_docs import execute, smaller
+
+with smaller(Path.cwd()):
+    execute(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(("page", "block"), PATCHED, ids=[f"{page}-{n}" for n, (page, _) in enumerate(PATCHED)])
+def test_every_patch_applies_and_works(page: str, block: Block, place: Callable[[str], Path], tmp_path: Path) -> None:
+    """Breaks if a worked example no longer fits the code, or the block after it does not find what it promises."""
+    if not shutil.which("git"):
+        pytest.skip("needs git, to apply a patch")
+    copy = tmp_path / "copy"
+    for top in {"byol", *re.findall(r"^--- a/(\w+)/", block.patch, re.MULTILINE)}:
+        shutil.copytree(ROOT / top, copy / top, ignore=shutil.ignore_patterns("__pycache__", "fixtures"))
+    (copy / "worked.diff").write_text(block.patch)
+    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)}  # not as a part of a checkout around it
+    done = subprocess.run(["git", "apply", "worked.diff"], cwd=copy, capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", WITH_THE_COPY, block.language, block.text],
+        cwd=place(page),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{ROOT}"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_there_are_patches() -> None:
+    """Breaks if the worked examples are no longer recognized, so that none is tried."""
+    assert {page for page, _ in PATCHED} == {"extend.md"}
 
 
 def test_what_is_not_run_is_there() -> None:
@@ -239,7 +293,8 @@ def test_what_is_not_run_is_there() -> None:
 
 def test_commands_within_the_text() -> None:
     """Breaks if a command in running text names a verb or a flag that is gone."""
-    flags = {"views.t.turn", *(name for kind in (Everything, Specs) for name, _, _ in declared(kind))}  # an example
+    flags = {name for kind in (Everything, Specs) for name, _, _ in declared(kind)}
+    added = {name for _, block in PATCHED for name in re.findall(r"^\+ +(\w+): .*option\(", block.patch, re.MULTILINE)}
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text):
@@ -250,7 +305,7 @@ def test_commands_within_the_text() -> None:
             for word in words:
                 if re.match(r"--[a-z-]+\.[a-z]", word) and not word.endswith("*"):
                     name = word.split("=")[0].removeprefix("--").replace(".no-", ".").replace("-", "_")
-                    assert name in flags, f"{page.name}: {span}"
+                    assert name in flags or name.split(".")[-1] in added, f"{page.name}: {span}"
 
 
 def test_links_lead_somewhere() -> None:
@@ -263,40 +318,3 @@ def test_links_lead_somewhere() -> None:
             titles = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
             names = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
             assert not heading or heading in names, f"{page.name}: {target}"
-
-
-def test_the_patch_of_a_view_applies(tmp_path: Path) -> None:
-    """Breaks if the worked example of a new operation no longer fits the code, or does not do what it says."""
-    if not shutil.which("git"):
-        pytest.skip("needs git to apply a patch")
-    shutil.copytree(ROOT / "byol", tmp_path / "byol", ignore=shutil.ignore_patterns("__pycache__"))
-    patch = next(block.text for block in blocks(ROOT / "docs" / "extend.md") if block.language == "diff")
-    (tmp_path / "turn.diff").write_text(patch)
-    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}  # not as a part of a checkout around it
-    done = subprocess.run(["git", "apply", "turn.diff"], cwd=tmp_path, capture_output=True, text=True, env=alone)
-    assert done.returncode == 0, done.stderr
-    result = subprocess.run(
-        [sys.executable, "-c", TURNED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert result.returncode == 0, result.stderr
-
-
-TURNED = """
-import torch
-from byol import views
-from byol.config import View, Views, apply, Config
-
-plain = View(jitter=0, grayscale=0, blur=0, flip=0)
-turned = apply(Config(), {"views.t.turn": 1}).views.t
-assert turned.turn == 1
-images = torch.rand(5, 3, 8, 8)
-before, _ = views.draw(0, 3, 5, Views(t=plain))
-after, _ = views.draw(0, 3, 5, Views(t=View(jitter=0, grayscale=0, blur=0, flip=0, turn=1)))
-assert all(torch.equal(a, b) for name, a, b in zip(before._fields, before, after) if name != "turn")
-assert torch.equal(views.augment(images, after, Views()), images.rot90(1, (2, 3)))
-assert torch.equal(views.augment(images, before, Views()), images)
-"""

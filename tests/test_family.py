@@ -1,19 +1,27 @@
-"""The family around BYOL: every variant as a whole tiny run, and equations (4) and (5) checked in float64."""
+"""The family around BYOL: every variant as a whole tiny run, the optimal linear predictor, and equations (4) and (5)
+checked in float64."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import byol
-from byol import checkpoint, interrupt, pretraining, schedules
-from byol.errors import Interrupted
+from byol import checkpoint, pretraining, schedules
+from byol.algorithm import Pass, update
+from byol.errors import Diverged, Interrupted
 from byol.networks import OptimalLinear
 from byol.objectives import OBJECTIVES, regression
+from byol.run import signals
+from byol.run.machine import Machine
+from tests.test_method import both, build, lars, views
+from tests.test_networks import images
 from tests.test_pretraining import digest
 
 NO_PREDICTOR = {"network.predictor": "none"}
@@ -105,7 +113,7 @@ def test_an_interrupted_variant_ends_as_an_uninterrupted_one(
     def update(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
-            interrupt._state["requested"] = True
+            signals._state.requested = True
         return real(*arguments, **named)
 
     monkeypatch.setattr(pretraining, "update", update)
@@ -227,3 +235,61 @@ def test_the_gradient_through_the_predictor_itself_vanishes() -> None:
 
     assert float(through_the_predictor(0.0).norm()) < 1e-12
     assert float(through_the_predictor(0.5).norm()) > 1e-3
+
+
+def test_optimal_linear_against_numpy() -> None:
+    """Breaks if Q* is not (Z^T·Z)^-1·Z^T·Z', as appendix I has it, or is found in single precision."""
+    z, target = images(40, 6).double(), images(40, 6, seed=1).double()
+    expected = np.linalg.solve(z.numpy().T @ z.numpy(), z.numpy().T @ target.numpy())
+    found = OptimalLinear(1e-12).solve(z, target)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
+    single = OptimalLinear(1e-12).solve(z.float(), target.float())
+    assert single.dtype == torch.float64
+    np.testing.assert_allclose(single.numpy(), expected, rtol=1e-9)
+
+
+def test_ridge_by_hand() -> None:
+    """Breaks if the ridge is not relative to the mean eigenvalue: Z^T·Z = diag(1, 9), mean 5, ridge 0.2 adds 1."""
+    z = torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
+    target = torch.tensor([[4.0, 2.0], [10.0, 20.0]], dtype=torch.float64)
+    for scale in (1.0, 1e3):  # projections that grow, as without normalization, change nothing
+        found = OptimalLinear(0.2).solve(scale * z, scale * target)
+        torch.testing.assert_close(found, torch.tensor([[2.0, 1.0], [3.0, 6.0]], dtype=torch.float64))
+
+
+def test_optimal_linear_of_degenerate_projections() -> None:
+    """Breaks if features that repeat or vanish end in an error, infinity or NaN."""
+    z, target = images(20, 3), images(20, 4, seed=1)
+    solve = OptimalLinear(1e-6).solve
+    for degenerate in (torch.cat([z, z[:, :1]], 1), torch.cat([z, 0 * z[:, :1]], 1)):
+        prediction = degenerate.double() @ solve(degenerate, target)
+        best = z.double() @ torch.linalg.lstsq(z.double(), target.double()).solution
+        torch.testing.assert_close(prediction, best, rtol=1e-3, atol=1e-4)
+    assert solve(0 * target, target).eq(0).all()
+
+
+def test_optimal_predictor_is_fitted_for_each_order() -> None:
+    """Breaks if it is fitted to the view's own target or to both orders at once, or its fit is differentiated."""
+    model = build(predictor="optimal-linear", projection=3, ridge=1e-12)
+    view1, view2, _ = views(batch=8)
+    out = both(model, view1, view2)
+    z1, z2 = (copy.deepcopy(model).online(view)[1] for view in (view1, view2))
+    for prediction, z, target in ((out[0].prediction, z1, out[0].target), (out[1].prediction, z2, out[1].target)):
+        torch.testing.assert_close(prediction, z @ torch.linalg.lstsq(z, target).solution, rtol=1e-8, atol=1e-10)
+    assert not list(model.predictor.parameters())
+    z = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model.predictor(z, out[0].target).sum(), z)
+    torch.testing.assert_close(gradient, model.predictor.solve(z, out[0].target).sum(1).expand(8, 3))
+
+
+def test_optimal_predictor_under_autocast_and_nan() -> None:
+    """Breaks if the fit runs in bf16, or NaN ends in an error of the solver instead of a divergence."""
+    model = build(classes=0, predictor="optimal-linear", projection=3).float()
+    seen = Pass(*(v.float() for v in views(batch=8)[:2]), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = both(model, seen.view1, seen.view2)
+    assert out[0].target.dtype == torch.bfloat16
+    assert out[0].prediction.dtype == torch.float32
+    seen.view1[0, 0, 0, 0] = float("nan")
+    with pytest.raises(Diverged, match="the loss is nan"):
+        update(model, lars(model), [seen], lr=0.1, tau=0.9, machine=Machine("cpu", "float32", 1))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from byol import method, networks, optim
 from byol.algorithm import Pass, update
 from byol.config import Network, Optim
-from byol.machine import Machine
+from byol.run.machine import Machine
 
 Numbers = list[float]
 

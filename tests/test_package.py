@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, without the network."""
     if not (find_spec("setuptools") and find_spec("pip")):
-        pytest.skip("building a wheel offline needs pip and setuptools")
+        pytest.skip("needs pip and setuptools, to build a wheel without the network")
     place = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "byol", place / "tree" / "byol", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -58,7 +58,9 @@ def test_the_installed_command_runs_elsewhere(wheel: Path, tmp_path: Path) -> No
 
     assert run(str(target / "bin" / "byol"), "--version").strip() == byol.__version__
     assert "paper-1000" in run(str(target / "bin" / "byol"), "presets")
-    where = run(sys.executable, "-c", "import byol.doctor, byol.weights.imports; print(byol.doctor.__file__)")
+    where = run(
+        sys.executable, "-c", "import byol.explore.doctor, byol.weights.imports; print(byol.explore.doctor.__file__)"
+    )
     assert Path(where.strip()).is_relative_to(target)
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 import torch
+from cyclopts import App, Parameter
 
 import byol
-from byol import checkpoint, interrupt, pretraining, records
+from byol import checkpoint, pretraining
+from byol.cli.app import ConfigFlags, PlaceFlags, given_values, place_settings
+from byol.data import loader
 from byol.errors import BadData, Diverged, Interrupted, OutputBusy
+from byol.run import files, signals
 from tests.conftest import write_images
 from tests.zygote import slowness
 
@@ -32,7 +38,7 @@ def test_a_run_from_images_to_features(folder: Path, tmp_path: Path, tiny: dict[
     """Breaks if any file of a run, its plan, or the way from encoder to features is missing."""
     run = byol.pretrain(folder, tmp_path / "run", preset="cifar10-cpu", overrides=tiny)
     assert run.plan.steps == 6
-    record = records.read_json(run.out / "run.json")
+    record = files.read_json(run.out / "run.json")
     assert record["status"] == "finished"
     assert record["plan"]["peak_lr"] == pytest.approx(0.4 * 8 / 256)
     assert record["data"]["images"] == 24
@@ -73,7 +79,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
     def update(*arguments: Any, **named: Any) -> Any:
         stop["at"] -= 1
         if stop["at"] == 0:
-            interrupt._state["requested"] = True
+            signals._state.requested = True
         return real(*arguments, **named)
 
     monkeypatch.setattr(pretraining, "update", update)
@@ -118,7 +124,7 @@ def test_a_damaged_checkpoint_costs_nothing_but_time(
     overrides = tiny | {"run.checkpoint_steps": 2, "optim.epochs": 4}
     byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", overrides)
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt, "requested", lambda: len(checkpoint.found(tmp_path / "cut" / "checkpoints")) >= 2)
+        patch.setattr(signals, "requested", lambda: len(checkpoint.found(tmp_path / "cut" / "checkpoints")) >= 2)
         with pytest.raises(Interrupted):
             byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
     newest = checkpoint.found(tmp_path / "cut" / "checkpoints")[0]
@@ -183,7 +189,7 @@ def test_non_finite_numbers_stop_before_the_weights(
     assert error.value.exit_code == 76
     tensors = checkpoint.read(checkpoint.found(tmp_path / "run" / "checkpoints")[0])
     assert all(t.isfinite().all() for t in tensors.values())
-    assert records.read_json(tmp_path / "run" / "run.json")["status"] == "diverged"
+    assert files.read_json(tmp_path / "run" / "run.json")["status"] == "diverged"
 
 
 def test_bad_images_are_listed_in_the_run(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -206,6 +212,95 @@ def test_a_folder_of_bad_images_ends_with_a_sentence(tmp_path: Path, tiny: dict[
     for in_memory in ("always", "never"):
         with pytest.raises(BadData, match=r"can.* be read"):
             byol.pretrain(tmp_path / "bad", tmp_path / in_memory, "cifar10-cpu", tiny | {"data.in_memory": in_memory})
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_bad_data_in_the_middle_of_a_run_cost_no_step(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], accumulate: int
+) -> None:
+    """Breaks if a run that ends with 65 saves nothing, or saves statistics that the failed step has changed: put right,
+    the images must lead to the bits of a run that never failed."""
+    overrides = tiny | {"data.in_memory": "never", "data.workers": 0, "optim.accumulate": accumulate}
+    overrides |= {"data.max_bad": 0.0, "data.holdout": 0.0}
+    byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", overrides)
+    names = sorted(path for path in folder.rglob("*.jpg"))
+    later = names[int(loader.batch_positions(0, 2, 8, 24)[-1])]  # of the last pass of step 2, and of no step before
+    content = later.read_bytes()
+    later.write_bytes(b"")
+    with pytest.raises(BadData):
+        byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path / "cut" / "checkpoints")] == [2]
+    later.write_bytes(content)
+    byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
+    assert digest(tmp_path / "cut")[0] == digest(tmp_path / "whole")[0]
+
+
+def test_the_process_is_left_as_it_was_found(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Breaks if a call of byol.pretrain changes what the caller's own code draws or computes afterwards."""
+    before = torch.get_num_threads(), torch.get_default_dtype()
+    states = list[tuple[Any, ...]]()
+    torch.set_num_threads(2)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+
+    def flags() -> tuple[Any, ...]:
+        exact = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        shared = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.cudnn.benchmark, exact, filled
+        drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+        return *shared, *drawn, torch.is_grad_enabled()
+
+    try:
+        states.append(flags())
+        with torch.no_grad():
+            run = byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny)
+        states.append(flags())
+        with pytest.raises(OutputBusy):
+            byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny | {"run.seed": 1})
+        states.append(flags())
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_default_dtype(before[1])
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark = False
+    assert states[0] == states[1] == states[2]
+    plain = byol.pretrain(folder, tmp_path / "plain", "cifar10-cpu", tiny)
+    assert digest(plain.out) == digest(run.out)
+    assert plain.encoder.read_bytes() == run.encoder.read_bytes()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_second_thread_may_not_train(folder: Path, tmp_path: Path, tiny: dict[str, Any], same: bool) -> None:
+    """Breaks if two threads of one process train at once, which share torch's random numbers: both would differ from
+    runs one after the other, in one directory or in two (73)."""
+    alone = byol.pretrain(folder, tmp_path / "alone", "cifar10-cpu", tiny)
+    first, second = tmp_path / "first", tmp_path / ("first" if same else "second")
+    errors, began, go_on = list[Exception](), threading.Event(), threading.Event()
+    real = pretraining.train
+
+    def train(*arguments: Any) -> None:
+        began.set()
+        assert go_on.wait(100)
+        real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "train", train)
+        thread = threading.Thread(target=byol.pretrain, args=(folder, first, "cifar10-cpu", tiny))
+        thread.start()
+        assert began.wait(100)
+        try:
+            byol.pretrain(folder, second, "cifar10-cpu", tiny)
+        except OutputBusy as error:
+            errors.append(error)
+        go_on.set()
+        thread.join()
+    assert "thread" in str(errors[0])
+    assert digest(first) == digest(alone.out)
+    assert digest(byol.pretrain(folder, second, "cifar10-cpu", tiny).out) == digest(alone.out)
 
 
 def test_float64_sgd_and_adamw_runs(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -287,3 +382,31 @@ def test_a_handful_of_labelled_images_is_enough(tmp_path: Path, tiny: dict[str, 
     images = write_images(tmp_path / "few", count)
     run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", tiny | {"run.monitor_images": 1000, "optim.epochs": 8})
     assert "knn" in run.metrics[-1]
+
+
+def test_a_run_loads_what_it_needs() -> None:
+    """Breaks if training loads evaluations, other verbs' modules or kinds of data that it was not asked for."""
+    count = "import byol.pretraining, sys; print(*[name for name in sys.modules if name.split('.')[0] == 'byol'])"
+    done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "byol.data.loader" in loaded
+    assert not {name for name in loaded if name.split(".")[1:2] in (["evals"], ["explore"], ["weights"], ["cli"])}
+    assert len(loaded) <= 32, sorted(loaded)
+
+
+@pytest.mark.parametrize(("name", "short", "value"), [("data.root", "root", "here"), ("run.device", "device", "cpu")])
+def test_flags_of_places_have_two_names(name: str, short: str, value: str) -> None:
+    """Breaks if --root and --device mean something in one verb and nothing in another."""
+    verbs = App()
+
+    @verbs.command
+    def with_config(*, given: Annotated[ConfigFlags | None, Parameter(name="*")] = None) -> dict[str, Any]:
+        return given_values(given)
+
+    @verbs.command
+    def without(*, place: Annotated[PlaceFlags | None, Parameter(name="*")] = None) -> dict[str, Any]:
+        return place_settings(place)
+
+    for verb in ("with-config", "without"):
+        for flag in (name, short):
+            assert verbs([verb, f"--{flag}", value], result_action="return_value") == {name: value}

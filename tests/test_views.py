@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from byol import crops, views
+from byol import views
 from byol.config import View, Views
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,21 +123,15 @@ def test_hue_leaves_greys_exactly_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "reference", "factors"),
-    [
-        (0, tv.adjust_brightness, (0.6, 1.4)),
-        (1, tv.adjust_contrast, (0.6, 1.4)),
-        (2, tv.adjust_saturation, (0.8, 1.2)),
-        (3, tv.adjust_hue, (-0.1, 0.3)),
-    ],
+    ("name", "factors"),
+    [("brightness", (0.6, 1.4)), ("contrast", (0.6, 1.4)), ("saturation", (0.8, 1.2)), ("hue", (-0.1, 0.3))],
 )
-def test_torchvision_colour_equals_torchvision(
-    op: int, reference: Callable[..., Tensor], factors: tuple[float, float]
-) -> None:
-    """Breaks when the variant keeps the reference code's formula, or the operations change places in COLOUR."""
+def test_torchvision_colour_equals_torchvision(name: str, factors: tuple[float, float]) -> None:
+    """Breaks when the variant keeps the reference code's formula, or two adjustments change names in COLOUR."""
     images = random_images(2, 3, 9, 7).float()
+    reference = getattr(tv, f"adjust_{name}")
     expected = torch.stack([reference(image, factor) for image, factor in zip(images, factors, strict=True)])
-    close(views.COLOUR["torchvision"][op](images, torch.tensor(factors)).clamp(0, 1), expected, 2e-6)
+    close(views.COLOUR["torchvision"][name](images, torch.tensor(factors)).clamp(0, 1), expected, 2e-6)
 
 
 def test_blur_by_hand() -> None:
@@ -185,7 +179,23 @@ def test_blur_length_follows_the_height(height: int, taps: int) -> None:
 
 
 # Recorded once: a change of the generator or of a column would silently change every run.
-RECORDED_HUE = (0.0780296, -0.0371586, 0.0048240, -0.0300588)
+RECORDED = {
+    "area": [0.255619, 0.3158553, 0.7463679, 0.8800508],
+    "log_ratio": [0.0903353, 0.0061019, -0.0498049, -0.106212],
+    "x": [0.9562721, 0.3538331, 0.860596, 0.7087431],
+    "y": [0.3685546, 0.1226203, 0.8367849, 0.9447369],
+    "flip": [False, False, True, False],
+    "jitter": [True, True, False, True],
+    "brightness": [0.2062629, -0.2250507, 0.3985098, -0.2777059],
+    "contrast": [0.6489123, 1.3332235, 0.9720701, 1.1522629],
+    "saturation": [1.0925869, 1.1850902, 0.9468424, 1.0890187],
+    "hue": [0.0780296, -0.0371586, 0.004824, -0.0300588],
+    "grayscale": [False, False, False, False],
+    "blur": [True, True, True, True],
+    "sigma": [1.575828, 1.6890539, 0.4537169, 1.5879174],
+    "solarize": [False, False, False, False],
+}
+RECORDED_ORDER = [[0, 1, 3, 2], [3, 2, 0, 1], [1, 3, 0, 2], [0, 1, 2, 3]]
 
 
 def test_draws_follow_from_seed_and_step() -> None:
@@ -193,24 +203,45 @@ def test_draws_follow_from_seed_and_step() -> None:
     first = views.draw(7, 11, 64, Views())
     torch.manual_seed(123)
     torch.rand(5)
-    for one, two in zip(first, views.draw(7, 11, 64, Views()), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-    for whole, part in zip(views.draw(7, 11, 100, Views()), first, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(views.slice_draw(whole, 0, 64), part, strict=True))
+    for part, again, whole in zip(first, views.draw(7, 11, 64, Views()), views.draw(7, 11, 100, Views()), strict=True):
+        assert equal(part, again)
+        assert equal(part, views.slice_draw(whole, 0, 64))
     for other in (views.draw(8, 11, 64, Views()), views.draw(7, 12, 64, Views())):
-        assert not torch.equal(first[0].area, other[0].area)
-    assert not torch.equal(first[0].area, first[1].area)
-    assert views.draw(0, 0, 4, Views())[0].hue.tolist() == pytest.approx(RECORDED_HUE, abs=2e-7)
+        assert not torch.equal(first[0]["area"], other[0]["area"])
+    assert not torch.equal(first[0]["area"], first[1]["area"])
+    draw, _ = views.draw(0, 0, 4, Views())
+    for name, values in RECORDED.items():
+        assert draw[name].tolist() == pytest.approx(values, abs=2e-7), name
+    assert draw["order"].tolist() == RECORDED_ORDER
+
+
+def equal(one: views.Draw, other: views.Draw) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_new_operation_leaves_all_other_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks when an operation that is added takes its numbers from the columns of others, the other view or step."""
+    before = [views.draw(seed, step, 5000, Views()) for seed, step in ((0, 3), (1, 3), (0, 4))]
+    turn = views.Operation(lambda images, choices, config: images, lambda view, config: {"angle": (-90.0, 90.0)})
+    monkeypatch.setattr(views, "OPERATIONS", {"turn": turn, **views.OPERATIONS})
+    monkeypatch.setattr(View, "turn", 0.3, raising=False)
+    new = []
+    for (seed, step), old in zip(((0, 3), (1, 3), (0, 4)), before, strict=True):
+        for draw, known in zip(views.draw(seed, step, 5000, Views()), old, strict=True):
+            assert equal({name: draw[name] for name in known}, known)
+            assert draw.keys() - known.keys() == {"turn", "angle"}
+            assert draw["turn"].double().mean().item() == pytest.approx(0.3, abs=0.03)
+            assert (draw["angle"].min().item(), draw["angle"].max().item()) == pytest.approx((-90, 90), abs=0.5)
+            new += [draw["turn"].double(), draw["angle"].double(), draw["hue"].double()]
+    close(torch.corrcoef(torch.stack(new)), torch.eye(len(new)), 0.07)  # five deviations
 
 
 def test_slices_of_a_draw_give_slices_of_the_views() -> None:
     """Breaks when an image's result depends on its place in the batch: processes each keep their slice."""
     images, config = random_bytes(24, 3, 32, 32), Views()
-    draws = views.draw(0, 0, 24, config)
-    whole = views.views(images, draws, config, 32)
-    part = views.views(images[8:20], tuple(views.slice_draw(d, 8, 20) for d in draws), config, 32)  # type: ignore[arg-type]
-    for all_views, some in zip(whole, part, strict=True):
-        close(some, all_views[8:20], 2e-5)
+    for draw in views.draw(0, 0, 24, config):
+        part = views.make(images[8:20], views.slice_draw(draw, 8, 20), config, 32)
+        close(part, views.make(images, draw, config, 32)[8:20], 2e-5)
 
 
 def test_choices_stay_on_the_cpu() -> None:
@@ -227,34 +258,34 @@ def test_choices_stay_on_the_cpu() -> None:
 def test_gate_frequencies() -> None:
     """FACTS 1.4: grey 20 %, neither jittered nor grey 16 %. Breaks when gates share a number or are inverted."""
     for draw, view in zip(views.draw(0, 0, 40000, Views()), (Views().t, Views().t_prime), strict=True):
-        for gate in ("flip", "jitter", "grayscale", "blur", "solarize"):
-            assert getattr(draw, gate).double().mean().item() == pytest.approx(getattr(view, gate), abs=0.01)
-        untouched = (~draw.jitter & ~draw.grayscale).double().mean().item()
+        for gate in views.OPERATIONS:
+            assert draw[gate].double().mean().item() == pytest.approx(getattr(view, gate), abs=0.01)
+        untouched = (~draw["jitter"] & ~draw["grayscale"]).double().mean().item()
         assert untouched == pytest.approx(0.16, abs=0.01)
-        orders = torch.unique(draw.order, dim=0, return_counts=True)
+        orders = torch.unique(draw["order"], dim=0, return_counts=True)
         assert orders[1].tolist() == pytest.approx([40000 / 24] * 24, rel=0.12)
         for one, two in (("flip", "jitter"), ("jitter", "grayscale"), ("flip", "grayscale")):
-            both = (getattr(draw, one) & getattr(draw, two)).double().mean().item()
+            both = (draw[one] & draw[two]).double().mean().item()
             assert both == pytest.approx(getattr(view, one) * getattr(view, two), abs=0.01)
 
 
 def test_choices_are_independent() -> None:
     """Breaks when two choices, or the two views, share a random number."""
     skipped = {"ratio_range", "order"}
-    draws = views.draw(0, 0, 20000, Views(t_prime=View(blur=0.5, solarize=0.5), t=View(blur=0.5, solarize=0.5)))
-    rows = [value.double() for draw in draws for name, value in draw._asdict().items() if name not in skipped]
+    even = View(**dict.fromkeys(views.OPERATIONS, 0.5))
+    draws = views.draw(0, 0, 20000, Views(t=even, t_prime=even))
+    rows = [value.double() for draw in draws for name, value in draw.items() if name not in skipped]
     correlation = torch.corrcoef(torch.stack(rows))
     close(correlation, torch.eye(len(rows)), 0.035)  # five deviations
 
 
 def test_gates_at_the_ends_always_and_never_fire() -> None:
     """Breaks when a probability of 0 can fire (u <= p) or one of 1 can fail."""
-    names = ("flip", "jitter", "grayscale", "blur", "solarize")
-    never, always = View(**dict.fromkeys(names, 0.0)), View(**dict.fromkeys(names, 1.0))
+    never, always = (View(**dict.fromkeys(views.OPERATIONS, probability)) for probability in (0.0, 1.0))
     draws = views.draw(0, 0, 20000, Views(t=never, t_prime=always))
-    for name in names:
-        assert not getattr(draws[0], name).any()
-        assert getattr(draws[1], name).all()
+    for name in views.OPERATIONS:
+        assert not draws[0][name].any()
+        assert draws[1][name].all()
 
 
 @pytest.mark.parametrize("config", [Views(), TORCHVISION])
@@ -272,26 +303,26 @@ def test_strengths_fill_their_ranges(config: Views) -> None:
     }
     for draw in views.draw(0, 0, 20000, config):
         for name, (low, high) in ranges.items():
-            values = getattr(draw, name)
+            values = draw[name]
             margin = (high - low) * 1e-3
             assert low - 1e-6 <= values.min() < low + margin
             assert high - margin < values.max() <= high + 1e-6
             assert values.double().mean().item() == pytest.approx((low + high) / 2, abs=(high - low) * 0.01)
 
 
-def by_hand(image: Tensor, draw: views.ViewDraw, i: int, config: Views) -> Tensor:
+def by_hand(image: Tensor, draw: views.Draw, i: int, config: Views) -> Tensor:
     """FACTS 1.4 for one image, operation by operation."""
-    if draw.flip[i]:
+    if draw["flip"][i]:
         image = image.flip(-1)
-    if draw.jitter[i]:
-        strengths = (draw.brightness, draw.contrast, draw.saturation, draw.hue)
-        for op in draw.order[i].tolist():
-            image = views.COLOUR[config.colour][op](image, strengths[op][i].item()).clamp(0, 1)
-    if draw.grayscale[i]:
+    if draw["jitter"][i]:
+        names = ("brightness", "contrast", "saturation", "hue")
+        for name in (names[number] for number in draw["order"][i].tolist()):
+            image = views.COLOUR[config.colour][name](image, draw[name][i].item()).clamp(0, 1)
+    if draw["grayscale"][i]:
         image = views.to_grayscale(image)
-    if draw.blur[i]:
-        image = views.gaussian_blur(image, draw.sigma[i].item(), border=config.border)
-    if draw.solarize[i]:
+    if draw["blur"][i]:
+        image = views.gaussian_blur(image, draw["sigma"][i].item(), border=config.border)
+    if draw["solarize"][i]:
         image = views.solarize(image)
     return image.clamp(0, 1)
 
@@ -300,24 +331,25 @@ def by_hand(image: Tensor, draw: views.ViewDraw, i: int, config: Views) -> Tenso
 def test_chain_of_each_image(config: Views) -> None:
     """Breaks when operations swap places, a clip is missing, a gate is ignored or parameters go to another image."""
     crops = random_images(48, 3, 40, 40).float()
-    kept = crops.clone()
     for draw in views.draw(5, 0, 48, config):
         expected = torch.cat([by_hand(crops[i : i + 1].double(), draw, i, config) for i in range(48)])
-        close(views.augment(crops, draw, config), expected, 3e-5)
+        close(views.finish_(crops.clone(), draw, views.unnormalized(config)), expected, 3e-5)
         mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (config.mean, config.std))
         close(views.finish_(crops.clone(), draw, config), (expected - mean) / std, 2e-4)
-    assert torch.equal(crops, kept)
 
 
-def test_views_are_the_finished_crops() -> None:
-    """Breaks when the in-memory path and the loader's path part ways, or the images in memory are written to."""
-    images, config = random_bytes(12, 3, 40, 50), Views()
+@pytest.mark.parametrize("config", [Views(), dataclasses.replace(TORCHVISION, antialias=True)])
+def test_images_in_memory_and_images_of_any_size_have_the_same_views(config: Views) -> None:
+    """Breaks when the two ways of cropping part ways, a crop is another image's, or the images are written to."""
+    images = random_bytes(12, 3, 40, 50)
     kept = images.clone()
-    draws = views.draw(0, 3, 12, config)
-    for draw, view in zip(draws, views.views(images, draws, config, 32), strict=True):
-        box = views.boxes(draw, 40, 50, config)
-        cut = [crops.crop_resize_one(images[i], views.Box(*(side[i] for side in box)), 32) for i in range(12)]
-        close(view, views.finish_(torch.stack(cut), draw, config), 5e-5)
+    mixed = [image[:, :30] if i % 2 else image for i, image in enumerate(images)]
+    for draw in views.draw(0, 3, 12, config):
+        view, other = views.make(images, draw, config, 32), views.make(mixed, draw, config, 32)
+        close(view[::2], other[::2], 5e-5)
+        close(views.make(list(images), draw, config, 32), view, 5e-5)
+        alone = [views.make([image], views.slice_draw(draw, i, i + 1), config, 32) for i, image in enumerate(mixed)]
+        close(torch.cat(alone), other, 5e-5)
         assert view.dtype == torch.float32
         assert view.is_contiguous()
     assert torch.equal(images, kept)
@@ -327,18 +359,11 @@ def test_each_image_has_its_own_result() -> None:
     """Breaks when statistics or parameters leak between images: one image or one draw changes one output."""
     images, config = random_bytes(16, 3, 32, 32), Views()
     draw, other = views.draw(0, 0, 16, config)
-    before = views.views(images, (draw, other), config, 32)[0]
+    before = views.make(images, draw, config, 32)
     changed = images.clone()
     changed[5] = 255 - changed[5]
-    fields = []
-    for mine, theirs in zip(draw, other, strict=True):
-        mixed = mine.clone()
-        mixed[9] = theirs[9]
-        fields.append(mixed)
-    for after, index in (
-        (views.views(changed, (draw, other), config, 32)[0], 5),
-        (views.views(images, (views.ViewDraw(*fields), other), config, 32)[0], 9),
-    ):
+    mixed = {name: torch.cat([values[:9], other[name][9:10], values[10:]]) for name, values in draw.items()}
+    for after, index in ((views.make(changed, draw, config, 32), 5), (views.make(images, mixed, config, 32), 9)):
         differs = (before - after).abs().amax((1, 2, 3)) > 2e-5
         assert differs.nonzero().flatten().tolist() == [index]
 
@@ -359,9 +384,9 @@ def test_operations_keep_their_input_and_dtype(operation: str) -> None:
 def test_views_can_be_trained_on() -> None:
     """Breaks when views are made in inference mode: such tensors cannot be saved for the backward pass."""
     images = random_bytes(4, 3, 32, 32)
-    view1, _ = views.views(images, views.draw(0, 0, 4, Views()), Views(), 32)
+    view = views.make(images, views.draw(0, 0, 4, Views())[0], Views(), 32)
     convolution = torch.nn.Conv2d(3, 2, 3)
-    convolution(view1).sum().backward()
+    convolution(view).sum().backward()
     assert convolution.weight.grad is not None
 
 

@@ -16,8 +16,8 @@ from byol.config import Data
 from byol.data import open_source
 from byol.data.decode import printable
 from byol.errors import OutputBusy
-from byol.progress import NAMED, name_left_out
-from byol.rundir import Request, open_run
+from byol.run.directory import Request, open_run
+from byol.run.progress import NAMED, name_left_out
 from tests.conftest import TINY
 from tests.mixed import COUNT, ODD_NAMES, write_mixed
 
@@ -97,8 +97,8 @@ def test_too_many_broken_images_have_a_remedy(
     assert byol("doctor", str(folder), "--no-speed", "--data.workers", "0") == 0
     found = json.loads((home / "doctor" / "doctor.json").read_text())
     assert set(found["unreadable"]) == broken
-    assert len(found["animated"]) == 4
-    assert len(found["rotated"]) == 10
+    assert len(found["kinds"]["animated"]) == 4
+    assert len(found["kinds"]["rotated"]) == 10
     assert "bad-files.txt" in capsys.readouterr().out
     assert byol("pretrain", str(folder), "--data.exclude", "doctor/bad-files.txt", *QUICK) == 0
     assert "Left out" not in capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_a_run_of_auto_goes_on_for_longer(folder: Path, home: Path) -> None:
     def opened(**more: object) -> dict[str, object]:
         with open_run(Request.make(folder, home / "run", "auto", {**given, **more}, None), overwrite=False) as setup:
             setup.write("interrupted")
-            return setup.record_of_run["config"]  # type: ignore[no-any-return]
+            return setup.record_of_run.config
 
     first = opened()
     longer = opened(**{"optim.epochs": 100_000.0})

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.processes import end_with
+from tests.chaos.several import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,9 +38,31 @@ class Zygote:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, *arguments: str, act: str = "", at: int = 0, inside: str = "", limit: int = 0) -> int:
-        """With a fault of tests.faults planted: `act` die or full at the `at`-th point; `limit` of bytes a file."""
-        fault = {"act": act, "at": at, "inside": inside, "limit": limit}
+    def start(
+        self,
+        *arguments: str,
+        act: str = "",
+        at: int = 0,
+        inside: str = "",
+        limit: int = 0,
+        files: int = 0,
+        streams: dict[str, str] | None = None,
+        **more: Any,
+    ) -> int:
+        """With a fault of `faults` planted: `act` die or full at the `at`-th point; `limit` of bytes a file; at most so
+        many open `files`; `streams` that are closed, gone (a pipe without a reader) or a file, in ASCII.
+
+        `more`: the directory `cwd`, the bytes of `memory` that may be taken, and one of `STREAMS` as `stream`.
+        """
+        fault = {
+            "act": act,
+            "at": at,
+            "inside": inside,
+            "limit": limit,
+            "files": files,
+            "streams": streams or {},
+            **more,
+        }
         return int(self._ask(start=arguments, said=str(self.place / "said.txt"), **fault))
 
     def ended(self, pid: int) -> bool:
@@ -82,12 +105,33 @@ def slowness() -> float:
     return max(1.0, (time.monotonic() - wall) / 0.1)
 
 
+def _break(name: str, state: str) -> None:
+    """Standard output or error as a shell could have left it: `2>&-`, `| true`, `> /dev/full`."""
+    number = {"stdout": 1, "stderr": 2}[name]
+    if state == "closed":
+        os.close(number)
+        setattr(sys, name, None)
+        return
+    read, write = os.pipe()
+    os.close(read)
+    target = write if state == "gone" else os.open(state, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(target, number)
+    os.close(target)
+    setattr(sys, name, open(number, "w", encoding="ascii", errors="strict", closefd=False))  # noqa: SIM115 (never closed)
+
+
 def _child(request: dict[str, Any]) -> None:
     for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
         os.dup2(os.open(os.devnull, flags), number)
     os.dup2(os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    for name, state in request["streams"].items():
+        _break(name, state)
+    if request["files"]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["files"], request["files"]))
     if request["act"]:
-        from tests import faults
+        from tests.chaos import faults
 
         faults.plant(faults.Faulty(getattr(faults, request["act"]), request["at"]), request["inside"])
     if request["limit"]:
@@ -95,22 +139,83 @@ def _child(request: dict[str, Any]) -> None:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["limit"], request["limit"]))
+    if "cwd" in request:
+        os.chdir(request["cwd"])
+    if "memory" in request:
+        import resource
+
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (taken + request["memory"],) * 2)
+    STREAMS[request.get("stream", "")]()
+    sys.argv = ["byol", *request["start"]]
+    end_with(_command)
+
+
+def _command() -> None:
+    """The command, and what Python itself does at its end: 120 when the last words cannot be written."""
     from byol.__main__ import main
 
-    sys.argv = ["byol", *request["start"]]
-    end_with(main)
+    try:
+        main()
+    finally:
+        try:
+            if sys.stdout:
+                sys.stdout.flush()
+        except OSError:
+            os._exit(120)
+
+
+def _nowhere(number: int, name: str) -> None:
+    """A stream that was closed before the program began."""
+    os.close(number)
+    setattr(sys, name, None)
+
+
+def _full(number: int) -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+
+def _unread(number: int) -> None:
+    """A pipe whose reader has gone away."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, number)
+
+
+def _ascii() -> None:
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        setattr(sys, name, open(number, "w", encoding="ascii", errors="strict", closefd=False))  # noqa: SIM115
+
+
+STREAMS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "closed stdout": lambda: _nowhere(1, "stdout"),
+    "full stdout": lambda: _full(1),
+    "unread stdout": lambda: _unread(1),
+    "closed stderr": lambda: _nowhere(2, "stderr"),
+    "full stderr": lambda: _full(2),
+    "unread stderr": lambda: _unread(2),
+    "ASCII": _ascii,
+}
 
 
 def _main() -> None:
     import torch._dynamo  # noqa: F401 (loaded by the first optimizer)
+    from PIL import Image
 
     import byol.cli
-    import byol.data.sharding
-    import byol.doctor
-    import byol.evaluation
+    import byol.data.shards.writing
+    import byol.evals.evaluation
+    import byol.explore.doctor
+    import byol.explore.search
     import byol.pretraining
     import byol.report.build
-    import byol.tables.run  # noqa: F401
+    import byol.tables.measure
+    import byol.tables.run
+    import byol.weights.exports
+    import byol.weights.imports  # noqa: F401
+
+    Image.init()
 
     codes: dict[int, int] = {}
     for line in sys.stdin:

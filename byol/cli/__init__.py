@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import sys
+from typing import Any
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
-from byol import interrupt
 from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
-from byol.errors import KILLED, ByolError, Diverged, Interrupted, Lost, UsageError, nearest, process_number
+from byol.errors import (
+    KILLED,
+    WORKER_KILLED,
+    BadData,
+    ByolError,
+    DiskError,
+    Diverged,
+    Interrupted,
+    LoaderLost,
+    Lost,
+    UsageError,
+    nearest,
+    process_number,
+)
+from byol.run import signals
+from byol.run.progress import complain, console
+
+TRAINING = ("pretrain", "table", "demo", "evaluate")  # verbs whose memory depends on the config
 
 
 def _explain(error: CycloptsError) -> str:
@@ -18,31 +37,52 @@ def _explain(error: CycloptsError) -> str:
     if not isinstance(error, UnknownOptionError):
         return " ".join(str(error).split())
     given = str((error.token.keyword or error.token.value) if error.token else "").split("=")[0]
-    verb = app[error.command_chain[-1]] if error.command_chain else app
-    flags = {name for argument in verb.assemble_argument_collection() for name in argument.names if name[:2] == "--"}
+    flags = {name for argument in error.argument_collection for name in argument.names if name[:2] == "--"}
     return f"There is no flag {given}. {nearest(given, sorted(flags))}"
 
 
-def _unexpected(error: Exception) -> str:
-    """What is not the user's mistake, still in a sentence; running out of memory has a remedy."""
+def _ending(error: Exception, verb: str) -> tuple[str, int]:
+    """The sentence and the exit code of what is not the user's mistake; running out of something has a remedy."""
     text = (str(error).strip() or "no message").splitlines()[0][:300]
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-        return f"Out of memory ({text}). Raise optim.accumulate, or lower optim.batch or data.resolution."
     if text.startswith(KILLED):
-        return (
-            "A loader process was killed, as happens when memory runs out. The same command continues; "
-            "--data.workers 0 or --data.prefetch 1 need less."
-        )
-    return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback."
+        return WORKER_KILLED, LoaderLost.exit_code
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        remedy = "Raise optim.accumulate, or lower optim.batch or data.resolution." if verb in TRAINING else ""
+        return f"Out of memory ({text}). {remedy}".rstrip(), 1
+    if isinstance(error, OSError):
+        return _disk(error), DiskError.exit_code
+    if isinstance(error, UnicodeError):
+        return f"A name or text cannot be used because of its characters: {text}.", BadData.exit_code
+    if isinstance(error, RecursionError):
+        return f"The input is too deeply nested to be read ({text}).", BadData.exit_code
+    return f"This should not happen: {type(error).__name__}: {text} Add --debug for the traceback.", 1
+
+
+def _disk(error: OSError) -> str:
+    """The path and the reason of an error of the system, which has a remedy when it is a limit on open files."""
+    reason = error.strerror or (str(error).strip() or type(error).__name__).splitlines()[-1]
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{reason}: this process may have no more. Raise the limit (ulimit -n), or use --data.workers 0."
+    names = " and ".join(shlex.quote(str(name)) for name in (error.filename, error.filename2) if name is not None)
+    return f"Cannot read or write {names}: {reason}." if names else f"Reading or writing failed: {reason}."
 
 
 def _say(error: object) -> None:
     """What every process of a job finds alike is said once."""
     rank = process_number()
     if rank == (error.said_by if isinstance(error, Lost) else 0):
-        print(f"byol: {error}", file=sys.stderr)
+        complain(error)
     elif not isinstance(error, Diverged | Interrupted | Lost | UsageError):
-        print(f"byol: process {rank}: {error}", file=sys.stderr)
+        complain(f"process {rank}: {error}")
+
+
+def _run(arguments: list[str]) -> None:
+    """The verb, or its help, which is shown by `rich`; an error is told without `rich`, which takes long to load."""
+    unused: Any = sys.stderr
+    app.error_console = unused
+    if any(a in ("--help", "-h", "--version") for a in arguments) or not arguments:
+        app.console = console("stdout")
+    app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def main() -> None:
@@ -53,8 +93,8 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     code = 0
     try:
-        with interrupt.handled():
-            app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with signals.handled():
+            _run(arguments)
     except CycloptsError as error:
         _say(UsageError(_explain(error)))
         code = 2
@@ -66,8 +106,8 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _say(_unexpected(error))
-        code = Lost.exit_code if str(error).startswith(KILLED) else 1
+        sentence, code = _ending(error, next(iter(arguments), ""))
+        _say(sentence)
     sys.exit(code)
 
 

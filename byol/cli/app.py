@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from cyclopts import App, Group, Parameter, Token
 
 import byol
-from byol.config import Config, optional
+from byol.config import Config, apply, declared, optional
 from byol.evals.spec import Specs
 
 
@@ -32,6 +32,17 @@ for flag in ("--help", "--version"):
     app[flag].group = HELP
 
 
+# Flags that say where data and device are, in every verb under both names.
+# Fields that say where data sets are and what to compute with; verbs that take no config have these flags too.
+SHORT = {
+    "data.root": "--root",
+    "data.resolution": "--resolution",
+    "data.workers": "--workers",
+    "run.device": "--device",
+    "run.precision": "--precision",
+}
+
+
 def _as_typed(_: Any, tokens: Sequence[Token]) -> Any:
     """The config's own conversion is stricter: cyclopts would round 2.5 to a whole number."""
     return tokens[0].value
@@ -49,6 +60,7 @@ def flags_of(kind: type, section: str = "") -> Any:
             several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
             flag = Parameter(
+                alias=SHORT.get(f"{section}.{name}"),
                 help=help,
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),
@@ -56,13 +68,36 @@ def flags_of(kind: type, section: str = "") -> Any:
                 converter=_as_typed if hint is int else None,
             )
             members.append((name, Annotated[optional(hint), flag], field(default=None)))
-    made = make_dataclass(kind.__name__ + "Flags", members, frozen=True)
+    made = make_dataclass(kind.__name__ + "Flags", members, repr=False, eq=False)
     made.__module__ = __name__  # cyclopts takes a class of the module `types` for a built-in one
     return made
 
 
 ConfigFlags = flags_of(Config)
 SpecFlags = flags_of(Specs)
+
+
+def place_flags(*names: str) -> Any:
+    """A dataclass of these config fields, each a flag by its name in the config (--run.device) and a short one."""
+    members = []
+    for name, hint, metadata in declared():
+        if name in names:
+            converter = _as_typed if hint is int else None
+            flag = Parameter(name=(f"--{name}", SHORT[name]), help=metadata["help"], converter=converter)
+            members.append((name.replace(".", "_"), Annotated[optional(hint), flag], field(default=None)))
+    made = make_dataclass("PlaceFlags", members, repr=False, eq=False)
+    made.__module__ = __name__
+    return made
+
+
+PlaceFlags = place_flags(*SHORT)
+
+
+def place_settings(flags: Any) -> dict[str, Any]:
+    """`{"run.device": "cpu"}` for the flags of `PlaceFlags` that were given, checked as a config is."""
+    settings = {name.replace("_", ".", 1): value for name, value in given_values(flags).items()} if flags else {}
+    apply(Config(), settings, "flags")
+    return settings
 
 
 def given_values(flags: Any, prefix: str = "") -> dict[str, Any]:

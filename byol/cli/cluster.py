@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from byol.cli.app import LOOK, TRAIN, ConfigFlags, app, given_values
 from byol.errors import UsageError
+from byol.run.progress import tell
 
 
 @app.command(group=LOOK)
@@ -43,15 +44,17 @@ def plan(
         raise UsageError("byol plan needs a preset with fixed numbers, such as paper-1000; auto looks at images first.")
     if devices < 1 or images < 1:
         raise UsageError("--devices and --images must be at least 1.")
-    from byol import costs
+    from byol.run import planning
 
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
-        rows = [head, ["---"] * len(head), *costs.encoder_rows(config, device_type, devices, images)]
-        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        rows = [head, ["---"] * len(head), *planning.encoder_rows(config, device_type, devices, images)]
+        tell("\n".join(f"| {' | '.join(row)} |" for row in rows))
         return
-    print(
-        "\n".join([f"{preset} on {devices} x {device_type}", *costs.plan_lines(config, device_type, devices, images)])
+    tell(
+        "\n".join(
+            [f"{preset} on {devices} x {device_type}", *planning.device_lines(config, device_type, devices, images)]
+        )
     )
 
 
@@ -105,8 +108,8 @@ def launch(
         raise UsageError("--nodes and --cpus must be at least 1, --gpus at least 0 and --hours more than 0.")
     if gpus and processes not in (0, gpus):
         raise UsageError(f"--processes {processes} with --gpus {gpus}: every process has a GPU of its own.")
-    from byol.launching import Request
-    from byol.launching import launch as submit
+    from byol.parallel.launching import Request
+    from byol.parallel.launching import launch as submit
 
     tasks = processes or max(1, gpus)
     submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus), dry_run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from byol.cli.app import HELP, app
 from byol.config import Config, declared, flatten, resolve
 from byol.errors import UsageError, nearest
 from byol.evals.spec import Specs
-from byol.paper import IMAGENET
 from byol.presets import PRESETS, compose
+from byol.run import output
+from byol.run.progress import send, tell
+from byol.tables.constants import IMAGENET
 
 WIDTH = 80
 
@@ -25,14 +26,14 @@ WIDTH = 80
 @app.command(group=HELP)
 def presets() -> None:
     """List the presets with their figures and where they come from."""
-    print(f"{'preset':<13}{'encoder':<10}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
-    print(f"{'auto':<13}chosen for the images and the machine, with the reasons in the plan")
+    tell(f"{'preset':<13}{'encoder':<10}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
+    tell(f"{'auto':<13}chosen for the images and the machine, with the reasons in the plan")
     for name, make in PRESETS.items():
         c = make()
         shape = f"{c.network.encoder:<10}{c.network.width:>6g}{c.data.resolution:>5}"
-        print(f"{name:<13}{shape}{c.optim.batch:>7}{c.optim.epochs:>8g}")
+        tell(f"{name:<13}{shape}{c.optim.batch:>7}{c.optim.epochs:>8g}")
         for line in _wrapped((make.__doc__ or "").strip().splitlines()[0], WIDTH - 4):
-            print(f"    {line}")
+            tell(f"    {line}")
 
 
 @app.command(group=HELP)
@@ -52,9 +53,9 @@ def config(preset: str = "paper-1000", *, images: int = IMAGENET) -> None:
     plan = resolve(made, images)
     lines = _wrapped((PRESETS[preset].__doc__ or "").strip().splitlines()[0], WIDTH - 2)
     derived = f"{images:,} images: {plan.steps:,} steps, {plan.warmup_steps:,} of warm-up, peak learning rate"
-    print("\n".join(f"# {line}" for line in [f"preset {preset}", *lines, f"{derived} {plan.peak_lr:g}"]))
+    tell("\n".join(f"# {line}" for line in [f"preset {preset}", *lines, f"{derived} {plan.peak_lr:g}"]))
     helps = {name: metadata["help"] for name, _, metadata in declared()}
-    print("\n".join(_yaml(made, helps)))
+    tell("\n".join(_yaml(made, helps)))
 
 
 def _yaml(node: Any, helps: Mapping[str, str], prefix: str = "") -> list[str]:
@@ -94,7 +95,7 @@ def explain(field: str) -> None:
     if not found:
         sections = {name.rpartition(".")[0] for name in known}
         raise UsageError(f"There is no field '{field}'. {nearest(field, [*known, *sections])}")
-    print("\n\n".join(_explained(name, *known[name]) for name in found))
+    tell("\n\n".join(_explained(name, *known[name]) for name in found))
 
 
 def _explained(name: str, kind: Any, metadata: Mapping[str, Any]) -> str:
@@ -107,7 +108,7 @@ def _explained(name: str, kind: Any, metadata: Mapping[str, Any]) -> str:
         values = {preset: flatten(make())[name] for preset, make in PRESETS.items()}
         other = [f"{preset} {_scalar(value)}" for preset, value in values.items() if value != defaults[name]]
         lines += [f"  {line}" for line in _wrapped("in presets: " + ", ".join(other), WIDTH - 2) if other]
-        from byol.paper import constants
+        from byol.tables.constants import constants
 
         stated = next((c for c in constants() if c.field == name), None)
         if stated:
@@ -149,19 +150,22 @@ def paper(
     out
         Also write the comparison to this .json file.
     """
-    from byol import paper as constants
-    from byol.records import meaning_of, read_object, write_json
+    from byol.run.files import write_json
+    from byol.tables import constants
 
     if check is None:
-        print(constants.listing(like or "paper-1000"))
+        tell(constants.listing(like or "paper-1000"))
         return
     if not (check / "run.json").is_file():
         raise UsageError(f"{check} is no run directory: it has no run.json.")
-    with meaning_of(check / "run.json"):
-        lines = constants.check(read_object(check / "run.json"), like)
+    if out:
+        output.check_file(out)
+    from byol.run.record import read_run
+
+    lines = constants.check(read_run(check), like)
     if out:
         write_json(out, [line._asdict() for line in lines])
-    print(constants.text(lines))
+    tell(constants.text(lines))
 
 
 @app.command(group=HELP)
@@ -176,4 +180,4 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     shell
         The shell that the script is for.
     """
-    sys.stdout.write(app.generate_completion(shell=shell))
+    send("stdout", app.generate_completion(shell=shell))

@@ -1,4 +1,4 @@
-"""The verbs that look at images: doctor, views; and, by an encoder's eyes, search, dedupe, outliers, pick."""
+"""The verbs that look at images: doctor and views; and, with an encoder, search, dedupe, outliers and pick."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from byol.cli.app import LOOK, USE, ConfigFlags, app, given_values
 from byol.config_file import read_yaml
 from byol.presets import compose
+from byol.run import output
 
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]
 
@@ -29,7 +30,7 @@ def doctor(
     config: Path | None = None,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Check all images before training: what is wrong, how fast.
+    """Check all images before training, and how fast they load.
 
     Writes doctor.json and bad-files.txt, which `byol pretrain --data.exclude` takes.
 
@@ -40,18 +41,19 @@ def doctor(
     out
         The folder for doctor.json and bad-files.txt.
     leave_out
-        What the list holds: unreadable, tiny, duplicates, near-duplicates; of duplicates one stays.
+        Which images the list names: unreadable, tiny, duplicates, near-duplicates; one of each group stays.
     speed
-        Measure loading and training for some seconds.
+        Also measure the speed of loading and training, for some seconds.
     preset
-        The recipe that speed and views are judged by.
+        The recipe for which speed is measured and views are judged.
     config
         A YAML file of config fields; flags win over it, it wins over the preset.
     """
     values = given_values(given) if given else {}
     compose(preset, values, read_yaml(config) if config else {}, str(config or ""))
-    from byol.doctor import Request
-    from byol.doctor import doctor as run
+    output.check_folder(out)
+    from byol.explore.doctor import Request
+    from byol.explore.doctor import doctor as run
 
     run(Request(data, out, preset, values, config, tuple(leave_out), speed))
 
@@ -87,7 +89,8 @@ def views(
     in_file = read_yaml(config) if config else {}
     values = {**in_file, **(given_values(given) if given else {})}
     compose(preset, values, {}, str(config or ""))
-    from byol.viewing import sheet
+    output.check_file(out)
+    from byol.explore.sheets import sheet
 
     sheet(data, out, preset, values, images, pairs)
 
@@ -103,26 +106,27 @@ def search(
     sheet: Path | None = None,
     approximate: bool = False,
 ) -> None:
-    """Find the images most similar to one.
+    """Find the images most similar to a given image.
 
     Parameters
     ----------
     image
-        A file, or the name of an image of the set.
+        An image file, or the name of an image of the set.
     run
-        A run directory or an encoder.safetensors file.
+        A run directory or a file of weights.
     data
         A folder of images, torchvision:NAME, scenes, or a .npz file of `byol embed`; the run's own when left out.
     count
-        How many to find.
+        How many images to find.
     out
         A .csv or .json file of ranks, names and cosines.
     sheet
-        Also draw what was found into this .png file.
+        Also draw the images that were found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
-    from byol import search as answers
+    _check(out, sheet)
+    from byol.explore import search as answers
 
     answers.check_out(out, sheet)
     answers.write(answers.search(image, run, data, count, approximate), out, sheet)
@@ -140,12 +144,12 @@ def dedupe(
 ) -> None:
     """Find images that an encoder takes for the same.
 
-    Of each group the first is kept.
+    The first image of each group is kept.
 
     Parameters
     ----------
     run
-        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+        A run directory, a file of weights, or a .npz file of `byol embed`.
     data
         A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
     threshold
@@ -153,11 +157,12 @@ def dedupe(
     out
         A .csv or .json file of groups, or a .txt list that `byol pretrain --data.exclude` takes.
     sheet
-        Also draw what was found into this .png file.
+        Also draw the images that were found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
-    from byol import search as answers
+    _check(out, sheet)
+    from byol.explore import search as answers
 
     answers.check_out(out, sheet, (".txt",))
     answers.write(answers.dedupe(run, data, threshold, approximate), out, sheet)
@@ -179,21 +184,22 @@ def outliers(
     Parameters
     ----------
     run
-        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+        A run directory, a file of weights, or a .npz file of `byol embed`.
     data
         A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
     count
-        How many to list; 0: all.
+        How many images to list; 0 lists all.
     neighbours
-        How many nearest others the distance is averaged over.
+        How many of the nearest images the distance is averaged over.
     out
         A .csv or .json file of ranks, names, distances and nearest images.
     sheet
-        Also draw what was found into this .png file.
+        Also draw the images that were found into this .png file.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
-    from byol import search as answers
+    _check(out, sheet)
+    from byol.explore import search as answers
 
     answers.check_out(out, sheet)
     answers.write(answers.outliers(run, data, neighbours, count, approximate), out, sheet)
@@ -212,28 +218,35 @@ def pick(
 ) -> None:
     """Pick the images to label first, so that few cover all.
 
-    Always the same ones for the same set.
+    The same set always gives the same picks.
 
     Parameters
     ----------
     count
-        How many to pick.
+        How many images to pick.
     run
-        A run directory, an encoder.safetensors file, or a .npz file of `byol embed`.
+        A run directory, a file of weights, or a .npz file of `byol embed`.
     data
         A folder of images, torchvision:NAME, scenes, or a .npz file; the run's own when left out.
     by
-        coverage: no image is far from a picked one, strange ones come early. typical: images resemble a picked one
-        as much as possible on average.
+        coverage: no image is far from a picked one, so unusual images come early. typical: the mean similarity of all
+        images to the nearest picked one is as high as possible.
     exclude
-        A list of images not to pick, such as those labelled already: a name a line.
+        A text file of images not to pick, such as those that have labels already, with one name on each line.
     out
         A .csv or .json file of ranks and names.
     sheet
-        Also draw what was found into this .png file.
+        Also draw the images that were found into this .png file.
     """
-    from byol import search as answers
-    from byol.data import read_list
+    _check(out, sheet)
+    from byol.data.source import read_list
+    from byol.explore import search as answers
 
     answers.check_out(out, sheet)
     answers.write(answers.pick(count, run, data, by, tuple(read_list(exclude)) if exclude else ()), out, sheet)
+
+
+def _check(out: Path, sheet: Path | None) -> None:
+    """What a search writes can be written."""
+    for path in filter(None, (out, sheet)):
+        output.check_file(path)

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from byol.cli.app import LOOK, app
 from byol.errors import UsageError
+from byol.run import output
 
 
 @app.command(group=LOOK)
@@ -17,7 +18,7 @@ def report(
 ) -> None:
     """Write one HTML page about a run, or several side by side.
 
-    It loads nothing and opens offline.
+    The page holds everything it shows, loads nothing and opens offline.
 
     Parameters
     ----------
@@ -26,12 +27,12 @@ def report(
     out
         The file to write; RUN/report.html when left out, ./report.html for several runs.
     images
-        How many images at most go on the map; 0 leaves the map out.
+        The largest number of images on the map; 0 leaves the map out.
     data
         Where the images are now, if they are no longer where the run found them.
     """
     if not runs:
-        raise UsageError("Say which run: byol report RUN, or several to compare.")
+        raise UsageError("Name a run directory, as in byol report RUN, or several to compare them.")
     if images < 0:
         raise UsageError(f"--images must be at least 0, not {images}.")
     for run in runs:
@@ -39,7 +40,8 @@ def report(
             raise UsageError(f"There is no run directory {run}.")
     place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     if place.suffix not in (".html", ".htm"):
-        raise UsageError(f"--out should end in .html, not be {place}.")
+        raise UsageError(f"--out must name an .html file, not {place}.")
+    output.check_file(place)
     from byol.report.build import report as write
 
     write(list(dict.fromkeys(runs)), place, images, data)

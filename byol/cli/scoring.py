@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from byol.cli.app import TRAIN, USE, SpecFlags, app, given_values
-from byol.config import Config, apply
+from byol.cli.app import TRAIN, USE, PlaceFlags, SpecFlags, app, given_values, place_settings
+from byol.config import apply
 from byol.errors import UsageError
 from byol.evals.spec import Specs, chosen_protocols
+from byol.run import output
 
 
 @app.command(group=USE)
 def embed(
-    run: Path, data: str, *, out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"), split: str = "train"
+    run: Path,
+    data: str,
+    *,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"),
+    split: str = "train",
+    place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Write the representations of images to a .npz file.
 
@@ -32,9 +38,11 @@ def embed(
     split
         Which part of a data set that comes in parts.
     """
+    settings = place_settings(place)
+    output.check_file(out)
     from byol.evals.features import write_features
 
-    write_features(run, data, out, split)
+    write_features(run, data, out, split, settings)
 
 
 @app.command(group=TRAIN)
@@ -47,10 +55,7 @@ def evaluate(
     seeds: int = 1,
     out: Path | None = None,
     cache: Path | None = None,
-    root: str = "datasets",
-    resolution: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
+    place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
     given: Annotated[SpecFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Score an encoder by the paper's protocols.
@@ -77,27 +82,18 @@ def evaluate(
         Where result.json files go; RUN/evaluations/DATA when left out.
     cache
         Where features are kept; the user's cache directory when left out.
-    root
-        Where the data sets with names are.
-    resolution
-        Side of the encoder's input in pixels; 0: as in pretraining.
-    device
-        auto, cpu, cuda or mps.
-    precision
-        auto, bf16, float32 or float64; features are never kept in less than float32.
     """
     seconds = _seconds(budget) if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
-    settings: dict[str, Any] = {"data.root": root, "run.device": device, "run.precision": precision}
-    if resolution:
-        settings["data.resolution"] = resolution
-    apply(Config(), settings, "flags")
+    settings = place_settings(place)
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}.")
     protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
     if not Path(run.removeprefix("random:")).exists():
         raise UsageError(f"There is no encoder at {run}: no such run or file.")
-    from byol.evaluation import evaluate as score
+    for folder in filter(None, (out, cache)):
+        output.check_folder(folder)
+    from byol.evals.evaluation import evaluate as score
 
     score(
         run,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from byol.cli.app import USE, app
 from byol.errors import UsageError
+from byol.run import output
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 LEAST = 10_000
@@ -34,9 +35,10 @@ def shard(folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool =
     size = _bytes(shard_size)
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
-    from byol.data import sharding
+    output.check_folder(out)
+    from byol.data.shards import writing
 
-    sharding.shard(folder, out, size, shuffle, overwrite)
+    writing.shard(folder, out, size, shuffle, overwrite)
 
 
 def _bytes(text: str) -> int:

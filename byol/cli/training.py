@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from byol.cli.app import TRAIN, ConfigFlags, app, given_values
-from byol.errors import UsageError, process_number
+from byol.errors import process_number
+from byol.run import output
+from byol.run.progress import tell
 
 
 @app.command(group=TRAIN)
@@ -44,52 +46,41 @@ def pretrain(
         Start again when the directory holds another run.
     """
     overrides = given_values(given) if given else {}
-    _check(data, preset, config, overrides)
-    from byol.records import run_place
+    location = _checked(data, preset, config, overrides)
+    from byol.run.files import run_place
 
-    place = run_place(data, out, preset)
-    with _claimed(place, overwrite):
+    place = run_place(data, location, out, preset)
+    with _claimed(place):
         from byol.pretraining import pretrain as run
 
         run(data, place, preset, overrides, config_file=config, overwrite=overwrite)
     if not process_number():
-        from byol.progress import say
+        from byol.run.progress import say
 
         say(f"Next: {shlex.join(['byol', 'report', str(place)])}")
 
 
 @contextmanager
-def _claimed(place: Path, overwrite: bool) -> Iterator[None]:
+def _claimed(place: Path) -> Iterator[None]:
     """The run directory, held before torch is loaded: who comes second hears of it at once."""
     if process_number():
         yield  # the first process of a job holds it for all
         return
-    from byol.records import only_writer, refuse_foreign
+    from byol.run.files import only_writer, refuse_foreign
 
-    if not overwrite:
-        refuse_foreign(place)
+    refuse_foreign(place)
     with only_writer(place):
         yield
 
 
-def _check(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> None:
-    """What can be wrong in the command itself is said before torch is loaded."""
+def _checked(data: str, preset: str, config: Path | None, overrides: dict[str, Any]) -> str:
+    """Where the data is; what can be wrong in the command itself is said here, before torch is loaded."""
     from byol.config_file import read_yaml
+    from byol.data.address import parse
     from byol.presets import compose
 
-    compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
-    known = data == "scenes" or data.startswith(("scenes:", "torchvision:", "hf:"))
-    shards = "://" in data or data.endswith(".tar") or bool(set("*?[{") & set(data))
-    if known or shards or Path(data).is_dir():
-        return
-    if data.isalnum():  # such as imagenet; what else is no folder is said without loading torch
-        from byol.data.benchmarks import BENCHMARKS
-
-        if data in BENCHMARKS:
-            return
-    raise UsageError(
-        f"There is no folder {data}. Give one of images or shards, torchvision:NAME, hf:NAME, imagenet or scenes."
-    )
+    composed, *_ = compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
+    return parse(data, composed.data.root).check().location(composed.data.root)
 
 
 @app.command(group=TRAIN)
@@ -130,13 +121,14 @@ def table(
     rows
         Only rows whose label holds one of these texts.
     """
-    from byol.tables import paper
+    from byol.tables import catalog
 
     if listed or not name:
-        print(paper.listing())
+        tell(catalog.listing())
         return
-    asked = paper.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
-    plan = paper.plan(asked)
+    asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
+    plan = catalog.plan(asked)
+    output.check_folder(out)
     from byol.tables.run import run
 
     run(plan, jobs)
@@ -153,6 +145,7 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     out
         Where the run, the table and the pictures go.
     """
-    from byol.demo import demo as run
+    output.check_folder(out)
+    from byol.explore.demo import demo as run
 
     run(out)

@@ -1,4 +1,4 @@
-"""The verbs that bring weights in and out: import, export."""
+"""The verbs that read and write weights of other code bases: import, export."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from byol.cli.app import USE, app
+from byol.run import output
+from byol.run.progress import tell
 
 
 @app.command(name="import", group=USE)
 def import_(
     file: Path, *, out: Annotated[Path, Parameter(alias="-o")] = Path("encoder.safetensors"), resolution: int = 0
 ) -> None:
-    """Turn an encoder of others into one of ours; runs nothing.
+    """Convert weights of another code base into an encoder file.
 
-    Known are DeepMind's BYOL checkpoints (.pkl), lightly, solo-learn, mmselfsup, byol-pytorch, and plain ResNets of
-    torchvision and timm (.pth, .pt, .ckpt, .safetensors). Depth and width are read from the weights.
+    Reads DeepMind's BYOL checkpoints (.pkl), files of lightly, solo-learn, mmselfsup and byol-pytorch, and plain
+    ResNets of torchvision and timm (.pth, .pt, .ckpt, .safetensors). Depth and width are read from the weights. No code
+    in the file is ever run. `evaluate`, `embed` and `search` also take such a file as it is.
 
     Parameters
     ----------
@@ -27,23 +30,24 @@ def import_(
     out
         The encoder file to write.
     resolution
-        Side of the images it was trained on; 224, or 32 for a 3x3 stem, when left out.
+        Side in pixels of the images that the encoder was trained on; 224, or 32 for a 3x3 stem, when left out.
     """
+    output.check_file(out)
     from byol.checkpoint import encoder_header
     from byol.weights.imports import import_encoder
 
     found = import_encoder(file, out, resolution)
     header = encoder_header(out)
     network = header["network"]
-    print(
+    tell(
         f"{out}: {network['encoder']} at width {network['width']:g} from {found.origin}, {len(found.tensors)} tensors, "
-        f"{header['resolution']} px, padding {network['padding']}; loaded again with equal features"
+        f"{header['resolution']} px, padding {network['padding']}; loaded again, features equal"
     )
     if found.left_out:
         groups = Counter(name.replace("/", ".").split(".")[0] for name in found.left_out)
-        print("Left out: " + ", ".join(f"{count} tensors of {name}" for name, count in groups.items()))
+        tell("Left out: " + ", ".join(f"{count} tensors of {name}" for name, count in groups.items()))
     for note in found.notes:
-        print(f"Note: {note}")
+        tell(f"Note: {note}")
 
 
 @app.command(group=USE)
@@ -55,21 +59,22 @@ def export(
 ) -> None:
     """Write an encoder for torchvision, timm, ONNX or the hub.
 
-    What was written is loaded again and compared before this succeeds.
+    The written file is loaded again, and its features are compared, before the command succeeds.
 
     Parameters
     ----------
     run
         A run directory or an encoder.safetensors file.
     to
-        torchvision (.pth), timm (.safetensors), safetensors (ours), onnx (extra: onnx), or huggingface (a folder with
-        weights, config and model card).
+        torchvision (.pth), timm (.safetensors), safetensors (byol's own), onnx (extra: onnx), or huggingface (a folder
+        with weights, config and model card).
     out
         The file or folder to write.
     """
+    (output.check_folder if to == "huggingface" else output.check_file)(out)
     from byol.weights.exports import export as write
 
     done = write(run, to, out)
     what = "features equal" if not done.difference else f"features off by {done.difference:.1e} (relative)"
-    print(f"{out}: written, loaded again, {what}. Use it so:\n")
-    print("\n".join(done.lines))
+    tell(f"{out}: written, loaded again, {what}. To use it:\n")
+    tell("\n".join(done.lines))

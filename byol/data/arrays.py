@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-GROWTH, ROOM = 100, 1 << 24  # what comes out may be so many times the file and these bytes
+GROWTH, ROOM = 100, 1 << 24  # what comes out may be so many times the file and these bytes, and a quarter of memory
 MOST_MEMBERS = 1000
 
 
@@ -19,8 +20,9 @@ def read_npz(file: Path | BinaryIO, length: int) -> dict[str, np.ndarray]:
             members = archive.infolist()
             if len(members) > MOST_MEMBERS:
                 raise ValueError(f"it has {len(members):,} members")
-            if sum(member.file_size for member in members) > GROWTH * length + ROOM:
-                raise ValueError("it would unpack to far more than it holds")
+            unpacked = sum(member.file_size for member in members)
+            if unpacked > min(GROWTH * length + ROOM, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4):
+                raise ValueError("it would unpack to far more than it holds, or than memory does")
             return {m.filename.removesuffix(".npy"): _array(archive, m) for m in members}
     except OSError as error:
         if error.errno is None:

@@ -22,37 +22,47 @@ class Columns(NamedTuple):
 
     image: str
     nested: bool  # the bytes are a field of the column
-    label: str
+    label: str  # empty: there is none
     classes: tuple[str, ...]
 
 
 def find_columns(arrow: Any, schema: Any, config: Data, spec: str) -> Columns:
-    """By type: the data sets of the hub say which column is an image and which a class."""
-    told = _features(schema)
-    held = [f.name for f in schema if _holds_bytes(arrow, f.type)]
-    images = [n for n in held if told.get(n, {}).get("_type") == "Image"] or held
-    image = config.image_column or next(
-        (n for n in (*IMAGES, images[0] if len(images) == 1 else "") if n in images), ""
-    )
-    if image not in held:
-        what = f"'{image}'" if image else "that is surely the images'"
-        offer = nearest(image, held) if held else "None holds bytes."
-        raise UsageError(f"{spec} has no column {what}: choose one with --data.image_column. {offer}")
-    known = [n for n in schema.names if told.get(n, {}).get("_type") == "ClassLabel"]
-    plain = [f.name for f in schema if arrow.types.is_integer(f.type) or arrow.types.is_string(f.type)]
-    label = config.label_column or next((n for n in (*LABELS, *known) if n in (known or plain)), "")
-    if label in ("", NO_LABELS):
-        return Columns(image, arrow.types.is_struct(schema.field(image).type), "", ())
-    if label not in plain:
-        raise UsageError(f"{spec} has no label column '{label}'. {nearest(label, [*plain, NO_LABELS])}")
-    names = told.get(label, {}).get("names") or ()
+    """By type, since data sets of the hub say which column is an image and which a class, or else by name."""
+    features = _features(schema)
+    image = _image(arrow, schema, features, config.image_column, spec)
+    label = _label(arrow, schema, features, config.label_column, spec)
+    names = features.get(label, {}).get("names") or () if label else ()
     return Columns(image, arrow.types.is_struct(schema.field(image).type), label, tuple(map(str, names)))
 
 
+def _image(arrow: Any, schema: Any, features: dict[str, dict[str, Any]], asked: str, spec: str) -> str:
+    with_bytes = [field.name for field in schema if _holds_bytes(arrow, field.type)]
+    likely = [name for name in with_bytes if features.get(name, {}).get("_type") == "Image"] or with_bytes
+    sure = (*IMAGES, *likely[: len(likely) == 1])
+    image = asked or next((name for name in sure if name in likely), "")
+    if image in with_bytes:
+        return image
+    what = f"'{image}'" if image else "that is surely the images'"
+    offer = nearest(image, with_bytes) if with_bytes else "None holds bytes."
+    raise UsageError(f"{spec} has no column {what}: choose one with --data.image_column. {offer}")
+
+
+def _label(arrow: Any, schema: Any, features: dict[str, dict[str, Any]], asked: str, spec: str) -> str:
+    known = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    plain = [field.name for field in schema if arrow.types.is_integer(field.type) or arrow.types.is_string(field.type)]
+    label = asked or next((name for name in (*LABELS, *known) if name in (known or plain)), "")
+    if label in ("", NO_LABELS):
+        return ""
+    if label not in plain:
+        raise UsageError(f"{spec} has no label column '{label}'. {nearest(label, [*plain, NO_LABELS])}")
+    return label
+
+
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """What the datasets library noted of each column."""
     try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: value for name, value in found.items() if isinstance(value, dict)}
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: value for name, value in features.items() if isinstance(value, dict)}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 

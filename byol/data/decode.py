@@ -7,19 +7,21 @@ import logging
 import math
 import os
 import re
-import stat
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
 from byol.data.source import BadImage
+from byol.run import files
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
+
+T = TypeVar("T")
 
 # Only these are tried: Pillow knows dozens more, some of which start other programs (EPS) or sniff loosely.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -29,6 +31,12 @@ ORIENTATION = 0x0112  # the EXIF tag
 # AVIF file for its header. Sound headers need some hundred reads.
 HEADER_READS = 100_000
 HEADER_BYTES = 64_000_000
+PIXEL_READS = 300_000  # for the pixels; PNG is read chunk by chunk, and a sound chunk has thousands of bytes
+# Every scan of a JPEG goes over all pixels; a progressive one has ten. Together they may go over so many pixels.
+FEW_SCANS, MOST_SCANS, MOST_SCANNED = 32, 2000, 2e9
+# Pillow reads numbers that are written as text, and the comments between them, in Python.
+PLAIN_BYTES, PLAIN_COMMENTS = 4_000_000, 1000
+PIECE = 1 << 20
 STRAIGHT = (False, False, False)
 # EXIF orientation -> (swap rows and columns, then flip rows, flip columns)
 TURNS = {
@@ -44,7 +52,7 @@ QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 class Header:
-    """A file that stops Pillow from reading on and on for a header that never ends."""
+    """A file that stops Pillow from reading on and on, for a header that never ends or for endless pieces."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -52,13 +60,30 @@ class Header:
         self.reads, self.room = HEADER_READS, HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
+        self.reads -= 1
         if self.over:
+            if self.reads < 0:
+                raise BadImage("cut into too many pieces")
             return self.file.read(size)
         data = self.file.read(size if 0 <= size <= self.room else self.room + 1)
-        self.reads, self.room = self.reads - 1, self.room - len(data)
+        self.room -= len(data)
         if self.reads < 0 or self.room < 0:
             raise BadImage("no end of the header")
         return data
+
+    def pixels_follow(self) -> None:
+        """The header was sound: from here on its limits do not count, but the number of reads does."""
+        self.over, self.reads = True, PIXEL_READS
+
+    def count(self, mark: bytes) -> int:
+        """How often the whole file has these bytes."""
+        place, number, end = self.file.tell(), 0, b""
+        self.file.seek(0)
+        while piece := self.file.read(PIECE):
+            number += (end + piece).count(mark)
+            end = piece[-len(mark) + 1 :] if len(mark) > 1 else b""
+        self.file.seek(place)
+        return number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -66,42 +91,71 @@ class Header:
 
 def decode(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> torch.Tensor:
     """Image file (its bytes, or opened) to uint8 (3, H, W) RGB: first frame, upright, transparency on white."""
-    try:
-        with _open(data, max_megapixels) as image:
-            image.load()
-            # After loading, because a TIFF turns itself then and drops the tag.
-            return _planes(_turn(_rgb(image), _orientation(image, type(image).getexif)))
-    except BadImage:
-        raise
-    except Exception as error:
-        reason = _reason(error, data, max_megapixels)
-    # Raised outside the handler, so that it does not keep the half-decoded image alive.
-    raise BadImage(reason)
+    return _looked(data, max_megapixels, _pixels)
 
 
 def decode_values(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> np.ndarray:
     """A map of numbers as it is stored: (H, W) of grey levels, deep grey or palette numbers; (H, W, 3) of colours.
 
-    It is not turned upright: who draws a map numbers the pixels of the image as they are stored.
+    It is not turned upright: a map numbers the pixels of the image as they are stored.
     """
-    try:
-        with _open(data, max_megapixels) as image:
-            image.load()
-            plain = image.mode in ("1", "L", "P", "F") or image.mode.startswith("I")
-            return np.array(image if plain else image.convert("RGB"))
-    except BadImage:
-        raise
-    except Exception as error:
-        reason = _reason(error, data, max_megapixels)
-    raise BadImage(reason)
+    return _looked(data, max_megapixels, _values)
 
 
 def image_size(source: bytes | str | os.PathLike[str]) -> tuple[int, int]:
     """(height, width) of the upright image from its header alone; `source` is the file's bytes or its path."""
-    if not isinstance(source, bytes):
-        with open_regular(os.fsencode(source)) as file:
-            return _header_size(file)
-    return _header_size(source)
+    if isinstance(source, bytes):
+        return _looked(source, None, _upright_size)
+    with open_image(os.fsencode(source)) as file:
+        return _looked(file, None, _upright_size)
+
+
+def _looked(data: bytes | BinaryIO, max_megapixels: float | None, look: Callable[[ImageFile.ImageFile], T]) -> T:
+    """What `look` makes of the opened image; whatever goes wrong is a `BadImage`."""
+    try:
+        with _open(data, max_megapixels) as image:
+            return look(image)
+    except BadImage:
+        raise
+    except Exception as error:
+        bad = _bad(error, data, max_megapixels)
+    # Raised outside the handler, so that it does not keep the half-decoded image alive.
+    raise bad
+
+
+def _pixels(image: ImageFile.ImageFile) -> torch.Tensor:
+    _load(image)
+    # The orientation is read after loading, because a TIFF turns itself then and drops the tag.
+    return _planes(_turn(_rgb(image), _orientation(image, type(image).getexif)))
+
+
+def _values(image: ImageFile.ImageFile) -> np.ndarray:
+    _load(image)
+    plain = image.mode in ("1", "L", "P", "F") or image.mode.startswith("I")
+    return np.array(image if plain else image.convert("RGB"))
+
+
+def _load(image: ImageFile.ImageFile) -> None:
+    """Decodes the pixels, unless the file is made so that this would take many times the work of its size."""
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    file, pixels = cast(Header, image.fp), image.width * image.height
+    if isinstance(image, JpegImageFile):
+        scans = file.count(b"\xff\xda")
+        if scans > MOST_SCANS or (scans > FEW_SCANS and scans * pixels > MOST_SCANNED):
+            raise BadImage(f"a JPEG of {scans:,} scans", "too many scans")
+    elif image.tile and image.tile[0][0] == "ppm_plain":
+        size = file.file.seek(0, os.SEEK_END)
+        if size > PLAIN_BYTES or file.count(b"#") > PLAIN_COMMENTS:
+            raise BadImage(f"{size / 1e6:.1f} MB of plain text, too slow to read", "too slow to read")
+    image.load()
+
+
+def _upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
+    width, height = image.size
+    # A TIFF already reports its upright size.
+    turned = image.format != "TIFF" and TURNS.get(_header_orientation(image), STRAIGHT)[0]
+    return (width, height) if turned else (height, width)
 
 
 class Facts(NamedTuple):
@@ -118,23 +172,15 @@ class Facts(NamedTuple):
 
 def facts(file: BinaryIO, max_megapixels: float = 64.0) -> Facts:
     """From the header of an opened file, which is left at any place."""
-    from PIL import Image
+    return _looked(file, max_megapixels, _facts)
 
-    try:
-        with _open(file, max_megapixels) as image:
-            turned = _orientation(image, Image.Image.getexif)
-            width, height = image.size
-            if image.format != "TIFF" and TURNS.get(turned, STRAIGHT)[0]:
-                width, height = height, width
-            raw = " ".join(str(tile[3]) for tile in image.tile)
-            deep = image.mode[0] in "IF" or ";16" in raw
-            animated = bool(getattr(image, "is_animated", False))
-            return Facts(str(image.format), image.mode, height, width, turned in TURNS, animated, deep)
-    except BadImage:
-        raise
-    except Exception as error:
-        reason = _reason(error, file, max_megapixels)
-    raise BadImage(reason)
+
+def _facts(image: ImageFile.ImageFile) -> Facts:
+    height, width = _upright_size(image)
+    raw = " ".join(str(tile[3]) for tile in image.tile)
+    deep = image.mode[0] in "IF" or ";16" in raw
+    animated = bool(getattr(image, "is_animated", False))
+    return Facts(str(image.format), image.mode, height, width, _header_orientation(image) in TURNS, animated, deep)
 
 
 def from_pil(image: Image.Image) -> torch.Tensor:
@@ -142,34 +188,12 @@ def from_pil(image: Image.Image) -> torch.Tensor:
     return _planes(_rgb(image))
 
 
-def open_regular(path: bytes) -> BinaryIO:
-    """Open a file for reading if it is a regular one; never blocks on a pipe that bears an image's name."""
+def open_image(path: bytes) -> BinaryIO:
+    """An image file opened for reading; a pipe or a device that bears an image's name is a bad image."""
     try:
-        # Non-blocking, because opening a FIFO otherwise waits for a writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        return files.open_regular(path)
     except OSError as error:
-        raise BadImage(_strerror(error)) from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise BadImage("not a regular file")
-    return os.fdopen(handle, "rb")
-
-
-def _header_size(source: bytes | BinaryIO) -> tuple[int, int]:
-    from PIL import Image
-
-    try:
-        with _open(source, None) as image:
-            width, height = image.size
-            # A TIFF already reports its upright size; the base class's getexif does not decode a PNG to find the tag.
-            if image.format != "TIFF" and TURNS.get(_orientation(image, Image.Image.getexif), STRAIGHT)[0]:
-                width, height = height, width
-            return height, width
-    except BadImage:
-        raise
-    except Exception as error:
-        reason = _reason(error, source, None)
-    raise BadImage(reason)
+        raise BadImage("not a regular file" if isinstance(error, IsADirectoryError) else _strerror(error)) from None
 
 
 @cache
@@ -198,18 +222,18 @@ def _open(data: bytes | BinaryIO, max_megapixels: float | None) -> ImageFile.Ima
         Image.MAX_IMAGE_PIXELS = int(min(limit, 2.0**62))
     header = Header(io.BytesIO(data) if isinstance(data, bytes) else data)
     image = Image.open(cast(BinaryIO, header), formats=formats)
-    header.over = True
+    header.pixels_follow()
     width, height = image.size
     if width < 1 or height < 1:
         raise BadImage("no pixels")
     if width * height > limit:
-        raise BadImage(_too_large(width * height, max_megapixels))
+        raise _too_large(width * height, max_megapixels)
     return image
 
 
-def _too_large(pixels: int, max_megapixels: float | None) -> str:
+def _too_large(pixels: int, max_megapixels: float | None) -> BadImage:
     limit = "" if max_megapixels is None else f" of {max_megapixels:g}"
-    return f"{pixels / 1e6:.4g} megapixels, over the limit{limit}"
+    return BadImage(f"{pixels / 1e6:.4g} megapixels, over the limit{limit}", "too large")
 
 
 def _orientation(image: Image.Image, getexif: Callable[[Any], Image.Exif]) -> int:
@@ -219,6 +243,13 @@ def _orientation(image: Image.Image, getexif: Callable[[Any], Image.Exif]) -> in
     except Exception:
         return 1
     return value if isinstance(value, int) else 1
+
+
+def _header_orientation(image: Image.Image) -> int:
+    from PIL import Image
+
+    # The getexif of the base class does not decode a PNG to find the tag.
+    return _orientation(image, Image.Image.getexif)
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -266,22 +297,22 @@ def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:
     return scaled.round().astype(np.uint8)
 
 
-def _reason(error: Exception, data: bytes | BinaryIO, max_megapixels: float | None) -> str:
+def _bad(error: Exception, data: bytes | BinaryIO, max_megapixels: float | None) -> BadImage:
     from PIL import Image, UnidentifiedImageError
 
     text = " ".join(str(error).split())[:100]
     if isinstance(error, UnidentifiedImageError):
-        return _not_an_image(data)
+        return BadImage(_not_an_image(data))
     if isinstance(error, Image.DecompressionBombError):
         pixels = re.search(r"\((\d+) pixels", text)
-        return _too_large(int(pixels[1]), max_megapixels) if pixels else "too many pixels"
+        return _too_large(int(pixels[1]), max_megapixels) if pixels else BadImage("too many pixels", "too large")
     if isinstance(error, EOFError) or re.search("truncat|not enough|unexpected end", text, re.IGNORECASE):
-        return "truncated"
+        return BadImage("truncated")
     if isinstance(error, MemoryError):
-        return "not enough memory"
+        return BadImage("not enough memory")
     if isinstance(error, OSError) and error.strerror:
-        return _strerror(error)
-    return f"cannot be decoded: {text or type(error).__name__}"
+        return BadImage(_strerror(error))
+    return BadImage(f"cannot be decoded: {text or type(error).__name__}", "cannot be decoded")
 
 
 def _strerror(error: OSError) -> str:
@@ -304,6 +335,11 @@ def _not_an_image(data: bytes | BinaryIO) -> str:
 
 
 def printable(path: bytes | str | os.PathLike[str]) -> str:
-    """A file name for messages: bytes that are no UTF-8, line breaks and invisible characters are escaped."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    """A file name for messages and lists. Bytes that are no UTF-8, line breaks and invisible characters are escaped,
+    and so is the backslash: two files never have the same text."""
+    return visible(os.fsencode(path).replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
+
+
+def visible(text: str) -> str:
+    """A text that somebody else wrote, with invisible characters escaped; what `printable` gave stays as it is."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -7,7 +7,8 @@ import heapq
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -15,22 +16,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from byol.data.decode import decode, open_regular, printable
+from byol.config import Data
+from byol.data.address import Address
+from byol.data.decode import decode, open_image, printable
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError, nearest
-from byol.progress import say
+from byol.run.progress import say
 
 EXTENSIONS = (
     *("jpg", "jpeg", "jpe", "png", "bmp", "gif", "webp", "tif", "tiff"),
     *("ppm", "pgm", "pbm", "pnm", "jp2", "avif"),
 )
 OPTIONAL = {"webp": "webp", "tif": "libtiff", "tiff": "libtiff", "jp2": "jpg_2000", "avif": "avif"}
-# Pictures of other kinds, which people believe to have given; what else lies in a folder is passed over in silence.
+# Kinds of pictures that cannot be read here: their presence is mentioned, that of any other file is not.
 FOREIGN = {
     *("heic", "heif", "jxl", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf", "raw", "psd", "svg", "exr"),
     *("dcm", "nii", "pdf", "mp4", "mov", "avi"),
 }
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+MANIFEST = "shards.json"  # tells a folder of shards from one of images
 SMALLEST_CAP = 64_000_000  # bytes
 
 
@@ -57,6 +61,43 @@ class Walk:
     unreadable: list[str] = field(default_factory=list)
 
 
+def open_source(address: Address, config: Data, split: str) -> Source:
+    """The images in a folder or in its part; tar shards in it are opened as such."""
+    root = choose_part(parts_of(Path(address.place)), address.place, split)
+    if holds_shards(root):
+        from byol.data.shards.reading import open_shards
+
+        return open_shards(root, config)
+    return folder(Path(root), config.max_megapixels)
+
+
+def parts(address: Address) -> set[str]:
+    return set(parts_of(Path(address.place)))
+
+
+def choose_part(parts: Mapping[str, str], place: str, split: str) -> str:
+    """Where a part lies; val stands in for a missing test, and without parts all images are for training."""
+    if not parts and split != "train":
+        raise UsageError(f"{place} has no {split} part: that would be a sub-folder beside one named train.")
+    return parts.get(split) or parts.get("val") or place
+
+
+def holds_shards(folder: str) -> bool:
+    """Whether a folder here is one of shards: written by us, or with tar files and neither images nor folders."""
+    if os.path.exists(os.path.join(folder, MANIFEST)):
+        return True
+    tars = False
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:  # a folder of a million images is left at the first
+            name = entry.name.lower()
+            if name.startswith("."):
+                continue
+            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS:
+                return False
+            tars |= name.endswith(".tar")
+    return tars
+
+
 def folder(path: Path, max_megapixels: float = 64.0) -> Source:
     """All images below `path`; the first folder level is the class when every image has one and there are two."""
     paths, labels, classes = listed(Path(path))
@@ -64,24 +105,23 @@ def folder(path: Path, max_megapixels: float = 64.0) -> Source:
 
 
 def listed(path: Path) -> tuple[Paths, np.ndarray | None, tuple[str, ...]]:
-    """The images below `path` in order, their classes and the names of these."""
+    """The images below `path` in order, their class numbers and the names of the classes."""
     check_root(path)
     root, walk = os.fsencode(path), Walk()
-    found = sorted(_images(root, walk))
-    if not found:
+    paths = sorted(_images(root, walk))
+    if not paths:
         raise BadData(_nothing_found(path, walk))
     if walk.unreadable:
         logging.getLogger(__name__).warning(_left_out(path, walk))
     _warn_of_foreign(path, walk)
-    return joined(found, root), *_labels(found)
+    return joined(paths, root), *_labels(paths)
 
 
 def _warn_of_foreign(path: Path, walk: Walk) -> None:
     """Says so when photographs of a phone, raw files or scans of a hospital were passed over."""
     known = FOREIGN.union(OPTIONAL)
-    found = {kind: count for kind, count in walk.others.most_common() if kind.lstrip(".") in known}
-    if found:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in walk.others.most_common() if kind.lstrip(".") in known)
+    if kinds:
         say(f"Passed over in {printable(path)}: {kinds}. Such files cannot be read here; convert them to JPEG or PNG.")
 
 
@@ -106,21 +146,21 @@ def of_paths(
     )
 
 
-def split_roots(path: Path) -> dict[str, Path]:
+def parts_of(path: Path) -> dict[str, str]:
     """The parts "train", "val" and "test" of a data set that comes in such folders; {} when it does not."""
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in sorted(entries, key=_name) if entry.is_dir()]
     except OSError:
         return {}
-    return {split: Path(path) / name for split, name in split_names(names).items()}
+    return {split: str(path / name) for split, name in split_names(names).items()}
 
 
 def split_names(names: Sequence[str]) -> dict[str, str]:
     """Which folders are the parts; {} unless there are train and another."""
     lower = {name.lower(): name for name in names}
-    found = {split: [lower[a] for a in aliases if a in lower] for split, aliases in SPLITS.items()}
-    parts = {split: matches[0] for split, matches in found.items() if matches}
+    parts = {split: next((lower[a] for a in aliases if a in lower), "") for split, aliases in SPLITS.items()}
+    parts = {split: name for split, name in parts.items() if name}
     return parts if "train" in parts and len(parts) > 1 else {}
 
 
@@ -143,60 +183,57 @@ def _images(root: bytes, walk: Walk) -> Iterator[bytes]:
     real, links, seen = [b""], list[bytes](), set[tuple[int, int]]()
     while real or links:
         prefix = real.pop() if real else heapq.heappop(links)
-        where = os.path.join(root, prefix)
-        try:
-            status = os.stat(where)
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            with os.scandir(where) as scan:
-                entries = list(scan)
-        except OSError as error:
-            if not prefix:
-                raise BadData(f"Cannot read the folder {printable(root)}: {error.strerror}.") from None
-            walk.unreadable.append(printable(prefix))
-            continue
-        for entry in entries:
-            name = entry.name
-            if name.startswith(b".") or name == b"__MACOSX":
-                continue
-            kind = _kind(entry)
-            suffix = os.path.splitext(name)[1].lower()
+        for entry in _entries(root, prefix, seen, walk):
+            kind, suffix = _kind(entry), os.path.splitext(entry.name)[1].lower()
             if kind == "folder" and entry.is_symlink():
-                heapq.heappush(links, prefix + name + b"/")
+                heapq.heappush(links, prefix + entry.name + b"/")
             elif kind == "folder":
-                real.append(prefix + name + b"/")
+                real.append(prefix + entry.name + b"/")
             elif kind == "file" and suffix in suffixes:
-                yield prefix + name
+                yield prefix + entry.name
             else:
                 walk.others[printable(suffix) if kind == "file" else kind] += 1
 
 
-def _kind(entry: os.DirEntry[bytes]) -> str:
+def _entries(root: bytes, prefix: bytes, seen: set[tuple[int, int]], walk: Walk) -> list[os.DirEntry[bytes]]:
+    """What lies in a folder and is not hidden; nothing if the folder was seen before or cannot be read."""
+    place = os.path.join(root, prefix)
     try:
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in seen:
+            return []
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(place) as scan:
+            return [entry for entry in scan if not entry.name.startswith(b".") and entry.name != b"__MACOSX"]
+    except OSError as error:
+        if not prefix:
+            raise BadData(f"Cannot read the folder {printable(root)}: {error.strerror}.") from None
+        walk.unreadable.append(printable(prefix))
+        return []
+
+
+def _kind(entry: os.DirEntry[bytes]) -> str:
+    with suppress(OSError):
         if entry.is_file():
             return "file"
-        return "folder" if entry.is_dir() else "special or broken"
-    except OSError:
-        return "special or broken"
+        if entry.is_dir():
+            return "folder"
+    return "special or broken"
 
 
-def _labels(found: list[bytes]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _labels(paths: list[bytes]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """int64 class of each path and the class names, from the first folder level."""
-    if not all(b"/" in path for path in found):
-        return None, ()
-    names = sorted({path.partition(b"/")[0] for path in found})
-    if len(names) < 2:
+    names = sorted({path.partition(b"/")[0] for path in paths})
+    if len(names) < 2 or not all(b"/" in path for path in paths):
         return None, ()
     number = {name: i for i, name in enumerate(names)}
-    labels = np.fromiter((number[path.partition(b"/")[0]] for path in found), np.int64, len(found))
+    labels = np.fromiter((number[path.partition(b"/")[0]] for path in paths), np.int64, len(paths))
     return labels, tuple(map(printable, names))
 
 
 def _read(paths: Paths, max_megapixels: float, index: int) -> torch.Tensor:
-    with open_regular(os.path.join(paths.root, paths[index])) as file:
-        size = os.fstat(file.fileno()).st_size
-        check_size(size, max_megapixels)
+    with open_image(os.path.join(paths.root, paths[index])) as file:
+        check_size(os.fstat(file.fileno()).st_size, max_megapixels)
         return decode(file, max_megapixels)
 
 

@@ -1,50 +1,43 @@
-"""From numbered images to the crops of each step: which images, in which order, read how, and what if one is bad.
+"""From numbered images to the crops of each step: which images, in which order, by which processes; bad ones left out.
 
-The images of a step and their crops follow from (seed, step) alone, so any number of workers, and a start in the
-middle, give the same batches.
+The images of a step and their crops follow from (seed, step) alone, so that any number of workers, and a run that
+starts in the middle, see the same batches.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import itertools
 import math
 import multiprocessing
 import os
-import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from byol import distributed, views
+from byol import views
 from byol.config import Config, Plan
-from byol.crops import crop_resize
 from byol.data.source import BadImage, Source
-from byol.errors import KILLED, BadData, ByolError, DiskError, UsageError
-from byol.progress import bar, name_left_out
+from byol.errors import BadData, UsageError
+from byol.parallel import processes
+from byol.run.progress import bar, name_left_out
 
 T = TypeVar("T")
 
-MEMORY_SHARE = 0.25
+MEMORY_SHARE = 0.25  # of the machine's memory that decoded images may fill
 MOST_HELD_OUT = 1000
-BAD_ALLOWED = 10  # so that two bad files do not stop a folder of fifty
-SUBSTITUTES = 50
+BAD_ALLOWED = 10  # whatever their share, so that two bad files do not stop a folder of fifty
+SUBSTITUTES = 50  # images tried in place of a bad one
 PIECE = 64  # small images that a worker reads at a time
-SMALL = 128 * 128  # pixels
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
-
-# How long torch waits for each worker to finish its batch before it ends it: five seconds are too long for a Ctrl-C.
-torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
+SMALL = 128 * 128  # pixels of an image up to which worker processes read faster than threads
 
 
 class Bad(NamedTuple):
@@ -55,10 +48,10 @@ class Bad(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """One forward pass worth of images: a crop in [0, 1] (B, 3, S, S) for each view, and the draws for the rest."""
+    """The images of one forward pass: for each view crops (B, 3, S, S) in [0, 1] and the choices to finish them by."""
 
     crops: tuple[Tensor, ...]
-    draws: tuple[views.ViewDraw, ...]
+    draws: tuple[views.Draw, ...]
     labels: Tensor | None
     bad: list[Bad]
 
@@ -85,19 +78,21 @@ class Images:
 
     def read(self, indices: np.ndarray) -> list[Tensor]:
         """Decoded images uint8 (3, H, W), bad ones left out."""
-        if self.pixels is not None:
-            return list(self.pixels[torch.as_tensor(indices)])
-        images = []
-        for index in indices:
-            try:
-                images.append(self.source.read(int(index)))
-            except BadImage:
-                continue
-        return images
+        return [image for _, image in readable(self.source, indices)]
+
+
+def readable(source: Source, indices: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+    """(index, image uint8 (3, H, W)) for each of these images that can be read."""
+    for index in indices:
+        try:
+            image = source.read(int(index))
+        except BadImage:
+            continue
+        yield int(index), image
 
 
 def prepare(source: Source, config: Config) -> Images:
-    """Decodes what fits in memory, leaves bad images out, and sets some aside for monitoring."""
+    """Decode all images if they fit in memory, leave bad ones out, and hold some out for monitoring."""
     indices = np.arange(len(source))
     pixels: Tensor | None = None
     bad: list[Bad] = []
@@ -105,8 +100,8 @@ def prepare(source: Source, config: Config) -> Images:
     sizes = [] if config.data.in_memory == "never" else sample_sizes(source)
     mean = sum(h * w for h, w in sizes) / max(len(sizes), 1)
     if fits(3 * mean * len(source), config):
-        # Small images are read mostly by Python, of which threads share one; large ones mostly by C, in threads. Where
-        # processes are not forked they take seconds to begin, and a script without a `__main__` would begin anew.
+        # Processes for small images, whose reading is mostly Python, which threads run in turn; threads for large ones.
+        # Processes that are not forked take seconds to start, and run a script without a `__main__` guard again.
         forked = multiprocessing.get_start_method() == "fork"
         source, kept, pixels, bad = _decode(source, worker_count(config) if forked and mean <= SMALL else 0)
         indices = np.arange(len(kept))
@@ -126,7 +121,7 @@ def _blocks(source: Source, train: np.ndarray, config: Config) -> Blocks | None:
 
 
 def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None:
-    """More bad images than the config allows end the run, with one of them named."""
+    """Raise `BadData`, with one bad image named, when there are more of them than the config allows."""
     most = config.data.max_bad
     if 0 < most <= 1:
         most = max(BAD_ALLOWED, most * total)
@@ -139,7 +134,7 @@ def check_bad(bad: int, total: int, config: Config, examples: list[Bad]) -> None
 
 
 def source_fingerprint(source: Source) -> str:
-    """Tells whether the same images are there on resume; names and labels, not pixels, so that it is quick."""
+    """A digest of all names and labels, to notice other images on resume; not of pixels, so that it is quick."""
     digest = hashlib.sha256()
     for index in range(len(source)):
         digest.update(source.describe(index).encode("utf-8", "surrogateescape") + b"\0")
@@ -149,37 +144,34 @@ def source_fingerprint(source: Source) -> str:
 
 
 def fits(decoded: float, config: Config) -> bool:
-    """Whether so many bytes of decoded images are held in memory."""
+    """Whether decoded images of this many bytes are held in memory."""
     if config.data.in_memory != "auto":
         return config.data.in_memory == "always"
-    share = MEMORY_SHARE / distributed.local_world()  # each process of a machine holds them all
+    share = MEMORY_SHARE / processes.local_world()  # each process of a machine holds them all
     return decoded <= share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:
     """(height, width) of up to `count` images spread over the source; bad ones are left out."""
-    sizes = []
-    for index in np.unique(np.linspace(0, len(source) - 1, count).astype(int)):
-        try:
-            sizes.append(tuple(source.read(int(index)).shape[1:]))
-        except BadImage:
-            continue
-    return sizes  # type: ignore[return-value]
+    spread = np.unique(np.linspace(0, len(source) - 1, count).astype(int))
+    return [(image.shape[1], image.shape[2]) for _, image in readable(source, spread)]
 
 
 def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | None, list[Bad]]:
-    """All images in memory: one tensor when their sizes agree, else a source that reads from a list."""
+    """All images in memory, as a source that reads from there; also as one tensor when their sizes agree."""
     images: list[Tensor] = []
     kept: list[int] = []
     bad: list[Bad] = []
     pieces = Pieces(source)
-    found: Iterator[np.ndarray | BadImage]
+    results: Iterator[np.ndarray | BadImage]
     with bar("Reading", len(source), "images") as shown:
         if 0 < workers < len(pieces):
-            found = itertools.chain.from_iterable(loaded(pieces, range(len(pieces)), workers))
+            from byol.data.workers import loaded
+
+            results = itertools.chain.from_iterable(loaded(pieces, range(len(pieces)), workers))
         else:
-            found = in_threads(pieces.attempt, range(len(source)))
-        for index, result in enumerate(found):
+            results = in_threads(pieces.attempt, range(len(source)))
+        for index, result in enumerate(results):
             if isinstance(result, BadImage):
                 bad.append(Bad(source.describe(index), str(result)))
             else:
@@ -198,7 +190,7 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
 
 
 class Pieces(Dataset[list["np.ndarray | BadImage"]]):
-    """Item k is the k-th few images of a source, uint8 (3, H, W), or what is wrong with them."""
+    """Item k is the k-th piece of a source: PIECE images uint8 (3, H, W), with the error in place of a bad one."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -217,7 +209,7 @@ class Pieces(Dataset[list["np.ndarray | BadImage"]]):
 
 
 def in_threads(function: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:
-    """What the function gives for each, in order, by a thread a core; after an error or Ctrl-C no more are begun."""
+    """The function's result for each item, in order, by a thread a core; after an error or Ctrl-C no more are begun."""
     threads = os.cpu_count() or 1
     waiting = deque[Future[T]]()
     with ThreadPoolExecutor(threads) as pool:
@@ -240,8 +232,8 @@ def _epoch_order(seed: int, epoch: int, count: int, blocks: Blocks | None = None
     random = generator("order", seed, epoch)
     if blocks is None:
         return torch.randperm(count, generator=random).numpy()
-    # The shards in a random order, an image at a random place among the `window` shards from its own on: in any stretch
-    # of the epoch only about so many shards are read, and none is come back to.
+    # The shards stand in a random order, and an image is moved back by a random part of `window` shards. So any stretch
+    # of the epoch reads about `window` shards, and a shard that has been left is not needed again.
     rank = torch.randperm(int(blocks.number.max()) + 1, generator=random).numpy()[blocks.number]
     return np.argsort(rank + blocks.window * torch.rand(count, generator=random, dtype=torch.float64).numpy())
 
@@ -256,11 +248,11 @@ def batch_positions(seed: int, step: int, batch: int, count: int, blocks: Blocks
 
 
 class Stream(Dataset[Crops]):
-    """Item k is this process's slice of the k-th forward pass, read and cropped one by one; a pure function of k."""
+    """Item k is this process's slice of the k-th forward pass, read and cropped image by image; depends on k alone."""
 
     def __init__(self, images: Images, config: Config, plan: Plan, count: int) -> None:
         self.images, self.config, self.plan, self.count = images, config, plan, count
-        self.rank, self.world = distributed.rank(), distributed.world()  # loader processes cannot ask
+        self.rank, self.world = processes.rank(), processes.world()  # asked here: loader processes are in no group
 
     def __getitem__(self, k: int) -> Crops:
         indices, draws = self.draw(k)
@@ -271,22 +263,24 @@ class Stream(Dataset[Crops]):
             image, used_index = self._read(int(index), bad)
             used.append(used_index)
             for view, draw in zip(crops, draws, strict=True):
-                view.append(views.crop_one(image, draw, place, self.config.views, self.config.data.resolution))
-        return Crops(tuple(map(torch.stack, crops)), draws, _labels(self.images, np.array(used)), bad)
+                own = views.slice_draw(draw, place, place + 1)
+                view.append(views.crop([image], own, self.config.views, self.config.data.resolution))
+        return Crops(tuple(map(torch.cat, crops)), draws, _labels(self.images, np.array(used)), bad)
 
-    def draw(self, k: int) -> tuple[np.ndarray, tuple[views.ViewDraw, ...]]:
-        """Indices and choices of the k-th pass: drawn for the global batch, so the processes together see just that."""
+    def draw(self, k: int) -> tuple[np.ndarray, tuple[views.Draw, ...]]:
+        """Indices and choices of this process in the k-th pass, cut from those drawn for the global batch."""
         config, plan, train = self.config, self.plan, self.images.train
         step, part = divmod(k, plan.accumulate)
         share = plan.micro_batch // self.world
         start = part * plan.micro_batch + self.rank * share
         positions = batch_positions(config.run.seed, step, plan.batch, len(train), self.images.blocks)
-        positions = positions[start : start + share]
         draws = views.draw(config.run.seed, step, plan.batch, config.views)[: self.count]
-        return train[positions], tuple(views.slice_draw(draw, start, start + share) for draw in draws)
+        return train[positions[start : start + share]], tuple(
+            views.slice_draw(draw, start, start + share) for draw in draws
+        )
 
     def _read(self, index: int, bad: list[Bad]) -> tuple[Tensor, int]:
-        """The image, or the next good one in its place: the same choice on every visit."""
+        """The image and its index, or those of the next good image in place of a bad one, the same on every visit."""
         source, train = self.images.source, self.images.train
         place = int(np.searchsorted(train, index))
         for offset in range(min(SUBSTITUTES, len(train))):
@@ -295,7 +289,9 @@ class Stream(Dataset[Crops]):
                 return source.read(candidate), candidate
             except BadImage as error:
                 bad.append(Bad(source.describe(candidate), str(error)))
-        return torch.full((3, 1, 1), 128, dtype=torch.uint8), index  # the main process decides whether this is too many
+        return torch.full(
+            (3, 1, 1), 128, dtype=torch.uint8
+        ), index  # whether that is too many bad images is the main process's to decide
 
 
 def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
@@ -305,95 +301,29 @@ def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
 def batches(
     images: Images, config: Config, plan: Plan, first_step: int, device: torch.device, count: int = 2
 ) -> Generator[Crops, None, None]:
-    """This process's slice of every pass from `first_step` to the end; `count` 1 leaves out the second view."""
+    """This process's slice of every pass from `first_step` to the end; `count` views of each image."""
     stream = Stream(images, config, plan, count)
     passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
     if images.pixels is not None:
-        pixels = images.pixels
         for k in passes:
             indices, draws = stream.draw(k)
-            batch = pixels[torch.as_tensor(indices)].to(device)
-            crops = tuple(
-                crop_resize(
-                    batch,
-                    views.boxes(draw, batch.shape[2], batch.shape[3], config.views),
-                    config.data.resolution,
-                    config.views.antialias,
-                )
-                for draw in draws
-            )
+            batch = images.pixels[torch.as_tensor(indices)].to(device)
+            crops = tuple(views.crop(batch, draw, config.views, config.data.resolution) for draw in draws)
             yield Crops(crops, draws, _labels(images, indices), [])
         return
+    from byol.data.workers import loaded
+
     yield from loaded(stream, passes, worker_count(config), config.data.prefetch)
 
 
 def worker_count(config: Config) -> int:
-    """-1 means one a core, shared by the processes of this machine."""
+    """Loader processes of this process; -1 in the config means one a core, divided among the machine's processes."""
     cores = len(os.sched_getaffinity(0))
-    return config.data.workers if config.data.workers >= 0 else max(1, cores // distributed.local_world())
-
-
-def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: int = 2) -> Generator[T, None, None]:
-    """The items in this order, made by so many worker processes; a worker's error is one sentence."""
-    options: dict[str, Any] = {"worker_init_fn": _begin_worker, "prefetch_factor": prefetch} if workers else {}
-    items = iter(
-        DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, collate_fn=_handed_over, **options)
-    )
-    try:
-        yield from items
-    except ByolError as error:  # torch puts the worker's traceback before the sentence
-        kind = type(error)
-        raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
-    except (ConnectionError, EOFError):  # it died while it handed something over
-        raise RuntimeError(f"{KILLED} was killed") from None
-    finally:
-        if workers:  # here and now: what is left to the end of the process ends in a traceback of torch's
-            items._shutdown_workers()  # type: ignore[attr-defined]
-            for worker in items._workers:  # type: ignore[attr-defined]
-                worker.kill()  # one that hangs, and does not hear torch's SIGTERM
-
-
-def _begin_worker(_: int) -> None:
-    """Ctrl-C reaches the whole process group, and a cluster's SIGTERM and SIGUSR2 every process of a job.
-
-    Only the main process answers them: it needs its workers for the step that it finishes, and then ends them.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    sys.excepthook = lambda *_: None  # of the thread that hands images over, to whom the end of the run is an error
-    if sys.platform == "linux":  # a worker shares the lock on the run directory, so it must not outlive a killed run
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _handed_over(item: T) -> T:
-    """The item with its tensors in shared memory. Torch would move them in a thread of the worker, whose error nobody
-    sees while the main process waits for ever."""
-    if get_worker_info() is None:
-        return item
-    try:
-        for tensor in _tensors(item):
-            tensor.share_memory_()
-    except (RuntimeError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DiskError(
-            f"A loader process cannot hand its images over in shared memory ({reason[:200]}). Free /dev/shm or raise "
-            "its limits, or use --data.workers 0, which needs none."
-        ) from None
-    return item
-
-
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, Mapping):
-        yield from _tensors(tuple(item.values()))
-    elif isinstance(item, list | tuple):
-        for part in item:
-            yield from _tensors(part)
+    return config.data.workers if config.data.workers >= 0 else max(1, cores // processes.local_world())
 
 
 class BadList:
-    """Every bad image once, as a line of skipped.txt and a count."""
+    """The bad images met so far, each once; `report` is given all of them whenever there is a new one."""
 
     def __init__(self, known: list[Bad], total: int, config: Config, report: Callable[[list[Bad]], None]) -> None:
         self.seen: dict[str, Bad] = {}

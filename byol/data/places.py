@@ -13,50 +13,37 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
-from urllib.parse import unquote
 
 from filelock import FileLock
 
-from byol.data.decode import open_regular, printable
+from byol.data.address import is_remote
+from byol.data.decode import printable
 from byol.data.source import BadImage
 from byol.errors import BadData, DiskError, UsageError
-from byol.records import disk_error
+from byol.run.files import disk_error, open_regular, read_regular, replacing, user_cache
 
 T = TypeVar("T")
 
 PATIENCE = (1.0, 4.0)  # seconds before another try at a network that failed
 CHUNK = 1 << 22
 MOST_FILES = 1_000_000
+MOST_INDEX_BYTES = 4_000_000_000  # of shards.npz: some 40 million images
 
 _alive: dict[int, Any] = {}
 
 
-def is_remote(place: str) -> bool:
-    return "://" in place
-
-
-def local(spec: str) -> str:
-    """`file:///a/b` as /a/b; anything else as it is."""
-    return unquote(spec.removeprefix("file://")) if spec.startswith("file://") else spec
-
-
-def is_pattern(spec: str) -> bool:
-    """Whether it stands for several files: `{000..012}`, `{a,b}`, `*`, `?` or `[…]`."""
-    return bool(re.search(r"[*?\[]|\{[^{}]*(\.\.|,)[^{}]*\}", spec))
-
-
 def expand(spec: str) -> list[str]:
     """The files that a pattern stands for, in order."""
-    found: list[str] = []
+    matches: list[str] = []
     for item in _braces(spec):
         if not re.search(r"[*?\[]", item):
-            found.append(item)
+            matches.append(item)
         elif is_remote(item):
             files, path = _filesystem(item)
-            found += [files.unstrip_protocol(p) for p in sorted(_tried(item, partial(files.glob, path)))]
+            matches += [files.unstrip_protocol(p) for p in sorted(_tried(item, partial(files.glob, path)))]
         else:
-            found += sorted(glob.glob(item), key=os.fsencode)
-    return list(dict.fromkeys(found))
+            matches += sorted(glob.glob(item), key=os.fsencode)
+    return list(dict.fromkeys(matches))
 
 
 def _braces(spec: str) -> list[str]:
@@ -90,10 +77,10 @@ def names(folder: str) -> tuple[list[str], list[str]]:
         return [n for n, is_folder in entries if not is_folder], [n for n, is_folder in entries if is_folder]
     files, path = _filesystem(folder)
     try:
-        found = _tried(folder, lambda: files.ls(path, detail=True))
+        listing = _tried(folder, lambda: files.ls(path, detail=True))
     except FileNotFoundError:
         return [], []
-    kinds = sorted((str(e["name"]).rstrip("/").rpartition("/")[2], e["type"]) for e in found)
+    kinds = sorted((str(e["name"]).rstrip("/").rpartition("/")[2], e["type"]) for e in listing)
     return [n for n, kind in kinds if kind != "directory"], [n for n, kind in kinds if kind == "directory"]
 
 
@@ -105,21 +92,21 @@ def matching(folder: str, pattern: str) -> list[str]:
 def below(folder: str, endings: tuple[str, ...]) -> list[str]:
     """All files anywhere below a folder whose names end so, sorted."""
     if not is_remote(folder):
-        walk = sorted(os.path.join(at, name) for at, _, found in os.walk(folder) for name in found)
+        walk = sorted(os.path.join(at, name) for at, _, files_there in os.walk(folder) for name in files_there)
         return [path for path in walk if path.endswith(endings)]
     files, path = _filesystem(folder)
-    found = sorted(_tried(folder, lambda: files.find(path)))
-    return [files.unstrip_protocol(p) for p in found if p.endswith(endings)]
+    paths = sorted(_tried(folder, lambda: files.find(path)))
+    return [files.unstrip_protocol(p) for p in paths if p.endswith(endings)]
 
 
 def status(place: str) -> tuple[int, str]:
     """(bytes, a text that changes when the content does)."""
     if not is_remote(place):
         try:
-            found = os.stat(place)
+            facts = os.stat(place)
         except OSError as error:
             raise BadData(f"Cannot read {printable(place)}: {error.strerror}.") from None
-        return found.st_size, f"{found.st_size} {found.st_mtime_ns}"
+        return facts.st_size, f"{facts.st_size} {facts.st_mtime_ns}"
     files, path = _filesystem(place)
     try:
         info = _tried(place, lambda: files.info(path))
@@ -132,11 +119,11 @@ def status(place: str) -> tuple[int, str]:
 def read(place: str, start: int, size: int) -> bytes:
     """A piece of a file, shorter where the file ends; `BadImage` when it cannot be read and never will."""
     if not is_remote(place):
-        with open_regular(os.fsencode(place)) as file:
-            try:
+        try:
+            with open_regular(os.fsencode(place)) as file:
                 return os.pread(file.fileno(), size, start)
-            except OSError as error:
-                raise BadImage((error.strerror or "cannot be read").lower()) from None
+        except OSError as error:
+            raise BadImage((error.strerror or "cannot be read").lower()) from None
     files, path = _filesystem(place)
     try:
         return cast(bytes, _tried(place, lambda: files.cat_file(path, start=start, end=start + size)))
@@ -145,23 +132,24 @@ def read(place: str, start: int, size: int) -> bytes:
 
 
 def whole(place: str) -> bytes | None:
-    """All of a small file; None when there is none."""
+    """All of a file that says what others hold; None when there is none."""
     try:
         if not is_remote(place):
-            return Path(place).read_bytes()
+            return read_regular(os.fsencode(place), MOST_INDEX_BYTES)
         files, path = _filesystem(place)
         return cast(bytes, _tried(place, lambda: files.cat_file(path)))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DiskError(f"Cannot read {printable(place)}: {error.strerror or error}.") from None
+        kind = DiskError if is_remote(place) else BadData
+        raise kind(f"Cannot read {printable(place)}: {error.strerror or error}.") from None
 
 
 def opened(place: str) -> BinaryIO:
     """A file to read and seek in; over a network it is fetched in pieces of some megabytes."""
     try:
         if not is_remote(place):
-            return open(place, "rb")
+            return open_regular(os.fsencode(place))
         files, path = _filesystem(place)
         return cast(BinaryIO, _tried(place, lambda: files.open(path, "rb", block_size=CHUNK)))
     except OSError as error:
@@ -170,7 +158,7 @@ def opened(place: str) -> BinaryIO:
 
 def default_cache() -> Path:
     """Where indexes and copies are kept when nothing else is asked for."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "byol" / "shards"
+    return user_cache("shards")
 
 
 def copy_path(place: str, stamp: str, cache: Path) -> Path:
@@ -196,35 +184,35 @@ def copied(place: str, stamp: str, cache: Path, limit: float) -> Path:
 
 
 def _fetch(place: str, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _tried(place, lambda: _download(place, temporary))
-        os.replace(temporary, path)
-    except FileNotFoundError:
-        raise BadImage("shard not found") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, 0) as target:
+        try:
+            _tried(place, lambda: _download(place, target))
+        except FileNotFoundError:
+            raise BadImage("shard not found") from None
 
 
-def _download(place: str, temporary: Path) -> None:
+def _download(place: str, target: BinaryIO) -> None:
+    """From the start, because an attempt before this one may have ended halfway."""
+    target.seek(0)
+    target.truncate()
     files, path = _filesystem(place)
-    with files.open(path, "rb", block_size=CHUNK) as source, open(temporary, "wb") as target:
+    with files.open(path, "rb", block_size=CHUNK) as source:
         while data := source.read(CHUNK):
             try:
                 target.write(data)
             except OSError as error:
-                raise disk_error(temporary, error, len(data)) from None
+                raise disk_error(Path(target.name), error, len(data)) from None
 
 
 def _make_room(newest: Path, limit: float) -> None:
     """A copy that another worker reads from meanwhile lives on until it is closed."""
-    found = []
+    copies = []
     for path in newest.parent.glob("*.tar"):
         with suppress(OSError):
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+            copies.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in copies)
+    for _, size, path in sorted(copies):
         if total <= limit:
             break
         if path != newest:
@@ -267,4 +255,4 @@ def _tried(place: str, action: Callable[[], T]) -> T:
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, short enough for a sentence of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".:")

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import cmath
 import math
-from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from byol.config import Data
+from byol.data.address import Address
+from byol.data.shapes import DRAW, Field, Frame, step
 from byol.data.source import Source
 from byol.errors import UsageError, nearest
 
-# Computed in float32; the stubs lose that wherever a Python float takes part.
-Field: TypeAlias = NDArray[np.floating[Any]]  # (S, S), colours (3, S, S)
 Rng: TypeAlias = np.random.Generator
 Split: TypeAlias = Literal["train", "test"]
 
 SPLITS: tuple[Split, ...] = get_args(Split)
+KINDS: tuple[str, ...] = tuple(DRAW)
+COUNT, MOST = 5000, 10_000_000
 MIN_SIZE = 16
 VERSION = 2  # goes up whenever the same arguments give other pixels
 
@@ -43,15 +44,6 @@ class Scene(NamedTuple):
     depth: torch.Tensor  # float32 (S, S) metres
 
 
-class _Frame(NamedTuple):
-    """Pixel positions seen from an object: its radius is 1, a pixel is `pixel` wide."""
-
-    u: Field
-    v: Field
-    rho: Field
-    pixel: float
-
-
 class _Pose(NamedTuple):
     """Place and radius in units of half the image, turn in radians, distance in metres, height over width."""
 
@@ -71,7 +63,29 @@ class _Layer(NamedTuple):
     depth: Field
 
 
-Surface: TypeAlias = tuple[Field, Field]  # signed distance to the outline, tone 0..1 between the two colours
+def open_source(address: Address, config: Data, split: str) -> Source:
+    """`scenes[:COUNT]` in about the resolution of the views; the test part has a fifth as many."""
+    count = scene_count(address)
+    part: Split = "train" if split == "train" else "test"
+    return scenes(count if part == "train" else max(count // 5, 1), size=scene_size(config), split=part)
+
+
+def parts(address: Address) -> set[str]:
+    return {"train", "test"}
+
+
+def scene_count(address: Address) -> int:
+    count = address.place or str(COUNT)
+    if not count.isdecimal() or not 1 <= int(count[:12]) <= MOST:
+        raise UsageError(
+            f"'{address.text}' should be 'scenes' or 'scenes:COUNT', such as scenes:{COUNT}, with up to {MOST:,}."
+        )
+    return int(count)
+
+
+def scene_size(config: Data) -> int:
+    """Pixels along a side."""
+    return min(max(config.resolution, 32), 96)
 
 
 def scenes(count: int, *, size: int = 32, seed: int = 0, split: Split = "train") -> Source:
@@ -174,7 +188,7 @@ def _pose(rng: Rng, radius: float, reach: float, length: float) -> _Pose:
 
 def _object(rng: Rng, kind: int, pose: _Pose, size: int, light: float) -> _Layer:
     frame = _frame(pose, size)
-    distance, tone = _DRAW[KINDS[kind]](frame)
+    distance, tone = DRAW[KINDS[kind]](frame)
     dark, bright = _colour(rng, 0.1, 0.45), _colour(rng, 0.55, 0.95)
     first, second = (dark, bright) if rng.random() < 0.5 else (bright, dark)
     lean = _uniform(rng, 0, 0.1)  # the face leans away along its own u axis
@@ -183,7 +197,7 @@ def _object(rng: Rng, kind: int, pose: _Pose, size: int, light: float) -> _Layer
     if KINDS[kind] == "ball":
         depth = depth - 0.3 * np.sqrt(np.clip(1 - frame.rho**2, 0, 1))
     colour = (first + (second - first) * tone) * np.clip(facing, 0.6, 1.4)
-    return _Layer(kind, pose.distance, _step(-distance, frame.pixel), colour, depth)
+    return _Layer(kind, pose.distance, step(-distance, frame.pixel), colour, depth)
 
 
 def _occluder(rng: Rng, main: _Pose, size: int) -> _Layer:
@@ -199,7 +213,7 @@ def _occluder(rng: Rng, main: _Pose, size: int) -> _Layer:
     distance = np.maximum(np.abs(frame.u) - width, np.abs(frame.v) - height)
     colour = np.broadcast_to(_colour(rng, 0.15, 0.85), (3, size, size))
     depth = np.full((size, size), pose.distance, np.float32)
-    return _Layer(_OCCLUDER, pose.distance, _step(-distance, frame.pixel), colour, depth)
+    return _Layer(_OCCLUDER, pose.distance, step(-distance, frame.pixel), colour, depth)
 
 
 def _keep(layers: list[_Layer], label: int) -> list[_Layer]:
@@ -297,110 +311,9 @@ def _box(mask: NDArray[np.bool_]) -> Field:
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], dtype=np.float32)
 
 
-def _frame(pose: _Pose, size: int) -> _Frame:
+def _frame(pose: _Pose, size: int) -> Frame:
     x, y = _grid(size)
     dx, dy = (x - pose.x) / pose.radius, (y - pose.y) / pose.radius
     cos, sin = math.cos(pose.turn), math.sin(pose.turn)
     u, v = dx * cos + dy * sin, (dy * cos - dx * sin) / pose.squash
-    return _Frame(u, v, np.sqrt(u * u + v * v), 2 / size / pose.radius)
-
-
-def _step(field: Field, width: float) -> Field:
-    """0 where the field is negative, 1 where positive, a ramp `width` wide between: the anti-aliasing."""
-    ramp: Field = np.clip(field / width + 0.5, 0, 1)
-    return ramp
-
-
-def _waves(field: Field, frequency: float, pixel: float) -> Field:
-    return _step(np.sin(frequency * field), frequency * pixel)
-
-
-def _fold(frame: _Frame, arms: int) -> Field:
-    """The angle from the middle of the nearest of `arms` equal sectors."""
-    angle, sector = np.arctan2(frame.v, frame.u), 2 * math.pi / arms
-    return angle - sector * np.round(angle / sector)
-
-
-def _ball(frame: _Frame) -> Surface:
-    """A smooth highlight off the centre that fades to the rim."""
-    glow = np.sqrt((frame.u - 0.3) ** 2 + frame.v**2)
-    return frame.rho - 1, np.clip(1 - 0.85 * glow, 0, 1)
-
-
-def _tile(frame: _Frame) -> Surface:
-    """A long tile with stripes across."""
-    return np.maximum(np.abs(frame.u) - 1, np.abs(frame.v) - 0.6), _waves(frame.u, 11.0, frame.pixel)
-
-
-def _board(frame: _Frame) -> Surface:
-    """A square of checkers."""
-    edge = np.maximum(np.abs(frame.u), np.abs(frame.v)) - 0.82
-    turns = math.pi / 0.41
-    return edge, _step(np.sin(turns * frame.u) * np.sin(turns * frame.v), 7.7 * frame.pixel)
-
-
-def _dots(frame: _Frame) -> Surface:
-    """A disc with polka dots."""
-    period = 0.56
-    column, row = frame.u / period, frame.v / period
-    away = np.sqrt((column - np.round(column)) ** 2 + (row - np.round(row)) ** 2) * period
-    return frame.rho - 1, _step(0.17 - away, frame.pixel)
-
-
-def _ring(frame: _Frame) -> Surface:
-    """A ring wound like a rope."""
-    angle = np.arctan2(frame.v, frame.u)
-    return np.abs(frame.rho - 0.74) - 0.26, _waves(angle + frame.rho, 7.0, frame.pixel / 0.74)
-
-
-def _star(frame: _Frame) -> Surface:
-    """A five-pointed star whose arms have a bright and a dark half."""
-    bend = _fold(frame, 5)
-    x, y = frame.rho * np.cos(bend), frame.rho * np.sin(bend)
-    inner = cmath.rect(0.5, math.pi / 5)  # the corner between two arms
-    edge = ((x - 1) * inner.imag + np.abs(y) * (1 - inner.real)) / abs(1 - inner)
-    return edge, _step(y, frame.pixel)
-
-
-def _cross(frame: _Frame) -> Surface:
-    """A cross with a broad rim."""
-    u, v, arm = np.abs(frame.u), np.abs(frame.v), 0.38
-    edge = np.minimum(np.maximum(u - 1, v - arm), np.maximum(u - arm, v - 1))
-    return edge, _step(edge + 0.19, frame.pixel)
-
-
-def _triangle(frame: _Frame) -> Surface:
-    """A triangle with chevrons."""
-    bend = _fold(frame, 3)
-    edge = frame.rho * np.cos(bend) - 0.55
-    return edge, _waves(frame.u + np.abs(frame.v), 9.0, 1.4 * frame.pixel)
-
-
-def _crescent(frame: _Frame) -> Surface:
-    """A crescent with irregular blotches."""
-    bite = 0.72 - np.sqrt((frame.u - 0.5) ** 2 + frame.v**2)
-    u, v = 6 * frame.u, 6 * frame.v
-    blotch = np.sin(u + 2 * np.sin(v * 0.7)) + np.sin(v * 1.3 + 2 * np.sin(u * 0.6))
-    return np.maximum(frame.rho - 1, bite), _step(blotch, 9.0 * frame.pixel)
-
-
-def _flower(frame: _Frame) -> Surface:
-    """A flower of six petals with rings around its heart."""
-    angle = np.arctan2(frame.v, frame.u)
-    petals = 0.82 + 0.18 * np.cos(6 * angle)
-    return (frame.rho - petals) * 0.75, _waves(frame.rho / petals, 12.0, 1.3 * frame.pixel)
-
-
-_DRAW: dict[str, Callable[[_Frame], Surface]] = {
-    "ball": _ball,
-    "tile": _tile,
-    "board": _board,
-    "dots": _dots,
-    "ring": _ring,
-    "star": _star,
-    "cross": _cross,
-    "triangle": _triangle,
-    "crescent": _crescent,
-    "flower": _flower,
-}
-KINDS: tuple[str, ...] = tuple(_DRAW)
+    return Frame(u, v, np.sqrt(u * u + v * v), 2 / size / pose.radius)

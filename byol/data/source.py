@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from byol.errors import BadData, UsageError
+from byol.run.files import regular_text
+from byol.run.progress import say
+
 T = TypeVar("T")
 
 
 class BadImage(Exception):
-    """One image that cannot be read; the message says why."""
+    """One image that cannot be read; the message says why, `kind` is the reason without figures and details."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason, kind)  # both, so that the exception survives the way from a worker process
+        self.reason, self.kind = reason, kind or reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True)
@@ -35,5 +48,38 @@ class Source:
 
 
 def at(function: Callable[[int], T], kept: np.ndarray, place: int) -> T:
-    """What a function of the whole says of the image at a place of the part that is kept."""
+    """A function of the whole source, asked for the image at a place among those that are kept."""
     return function(int(kept[place]))
+
+
+def read_list(file: Path) -> list[str]:
+    """The names in a list of images, one a line, up to a tab; skipped.txt and the doctor's list are such lists.
+
+    A name is written as `printable` shows it, with line breaks and backslashes escaped.
+    """
+    try:
+        lines = regular_text(file).split("\n")
+    except OSError as error:
+        raise UsageError(f"Cannot read the list {file}: {error.strerror}.") from None
+    return [line.partition("\t")[0].removesuffix("\r") for line in lines if line.strip()]
+
+
+def without(source: Source, listed: Path) -> Source:
+    """The source without the images of a list."""
+    names = set(read_list(listed))
+    kept = np.array([i for i in range(len(source)) if source.describe(i) not in names], dtype=np.int64)
+    removed = len(source) - len(kept)
+    if removed < len(names):
+        say(f"{len(names) - removed} of the {len(names)} names in {listed} are not among the images of {source.name}.")
+    if not len(kept):
+        raise BadData(f"{listed} lists all {len(source)} images of {source.name}.")
+    return replace(
+        source,
+        count=len(kept),
+        read=partial(at, source.read, kept),
+        describe=partial(at, source.describe, kept),
+        labels=None if source.labels is None else source.labels[kept],
+        stamp=partial(at, source.stamp, kept) if source.stamp else None,
+        path=partial(at, source.path, kept) if source.path else None,
+        blocks=None if source.blocks is None else source.blocks[kept],
+    )

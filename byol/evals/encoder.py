@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from byol import networks
-from byol.checkpoint import encoder_header, encoder_settings, load_encoder
-from byol.config import Config, View, Views, apply
-from byol.machine import Machine, choose, keep_memory
+from byol.config import Config, apply
+from byol.run.machine import Machine, choose, keep_memory
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Encoder:
     module: nn.Module
     config: Config
     place: Machine
+    untrained: bool = False  # the network before training, which random:RUN asks for
 
     @property
     def num_features(self) -> int:
@@ -64,19 +64,15 @@ def frozen(encoder: Encoder) -> Iterator[nn.Module]:
 
 
 def open_encoder(path: str | Path, settings: Mapping[str, Any] | None = None) -> Encoder:
-    """The encoder of a run or an encoder file; `settings` are config fields such as run.device."""
-    config = apply(Config(), {**encoder_settings(encoder_header(path)), **(settings or {})}, str(path))
-    return Encoder(str(path), load_encoder(path), config, choose(config))
+    """The encoder at a path that `byol.load_encoder` takes; `settings` are config fields such as run.device."""
+    from byol.weights.imports import open_weights  # formats of others are none of a training run's business
+
+    module, config = open_weights(path)
+    config = apply(config, settings or {}, str(path))
+    return Encoder(str(path), module, config, choose(config))
 
 
 def random_encoder(like: Encoder, seed: int) -> Encoder:
     """The same network before any training."""
     torch.manual_seed(seed)
-    return replace(like, name="random", module=networks.encoder(like.config.network).eval())
-
-
-def spatial_views(views: Views) -> Views:
-    """Random crops, as in pretraining, and flips; nothing else (paper, appendix C)."""
-    t = views.t
-    plain = View(t.area_min, t.area_max, t.ratio_min, t.ratio_max, t.flip, jitter=0.0, grayscale=0.0, blur=0.0)
-    return replace(views, t=plain, t_prime=plain)
+    return replace(like, name="random", untrained=True, module=networks.encoder(like.config.network).eval())

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from byol import data, views
-from byol.config import Config
 from byol.crops import MARGIN, center_crop
-from byol.data.loader import loaded, worker_count
+from byol.data import open_source
+from byol.data.loader import worker_count
+from byol.data.parts import Part, as_source
 from byol.data.source import BadImage, Source
-from byol.data.task import Part, as_source
+from byol.data.workers import loaded
 from byol.errors import BadData, DiskError, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
-from byol.machine import Machine, give_back
-from byol.progress import bar, name_left_out, say
-from byol.records import disk_error, read_json, write_atomically, write_json
+from byol.run.files import (
+    disk_error,
+    followed,
+    open_regular,
+    placed,
+    read_json,
+    replacing,
+    user_cache,
+    write_atomically,
+    write_json,
+)
+from byol.run.machine import give_back, represent
+from byol.run.progress import bar, name_left_out, say, tell
 
-CHUNK = 256
+CHUNK, CHUNK_BYTES = 256, 1 << 28  # images of a chunk, and their bytes where they are large
 KEPT_CHUNKS = 32  # after which memory is given back
+ROWS = 1 << 14  # that are looked at together
+NOT_FINITE = "its features are not finite"
+LARGEST_SQUARE = 1e36  # of a feature vector's length; float32 ends at 3e38
 
 
 class Features(NamedTuple):
@@ -36,6 +47,12 @@ class Features(NamedTuple):
 
     values: np.ndarray
     targets: np.ndarray
+
+
+def finite_rows(values: np.ndarray) -> np.ndarray:
+    """Which rows of (N, D) have a length that float32 can compute with: the others have no distance to anything."""
+    squares = np.einsum("nd,nd->n", values, values, dtype=np.float64, casting="unsafe")
+    return np.asarray(squares <= LARGEST_SQUARE)  # a NaN is not
 
 
 class Chunk(NamedTuple):
@@ -51,10 +68,14 @@ class Crops(torch.utils.data.Dataset[Chunk]):
 
     def __init__(self, source: Source, resolution: int, margin: float = MARGIN) -> None:
         self.source, self.resolution, self.margin = source, resolution, margin
+        self.at_once = max(1, min(CHUNK, CHUNK_BYTES // (3 * resolution**2)))
+
+    def __len__(self) -> int:
+        return (len(self.source) + self.at_once - 1) // self.at_once
 
     def __getitem__(self, chunk: int) -> Chunk:
         crops, kept, bad = [], [], []
-        for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
+        for index in range(chunk * self.at_once, min((chunk + 1) * self.at_once, len(self.source))):
             try:
                 image = self.source.read(index)
             except BadImage as error:
@@ -69,37 +90,37 @@ class Crops(torch.utils.data.Dataset[Chunk]):
 
 def centre_crops(source: Source, resolution: int, workers: int = 0, margin: float = MARGIN) -> Iterator[Chunk]:
     """All images in order; one that cannot be read is named and left out."""
-    chunks = range((len(source) + CHUNK - 1) // CHUNK)
-    workers = min(workers, len(chunks))
-    left_out = 0
-    for chunk in loaded(Crops(source, resolution, margin), chunks, workers):
+    crops, left_out = Crops(source, resolution, margin), 0
+    for chunk in loaded(crops, range(len(crops)), min(workers, len(crops))):
         name_left_out(chunk.bad, left_out)
         left_out += len(chunk.bad)
         yield chunk
 
 
-@torch.inference_mode()
-def represent(module: nn.Module, pixels: Tensor, config: Config, place: Machine) -> Tensor:
-    """What the module gives, float32 on the CPU, for uint8 images (N, 3, S, S)."""
-    found = []
-    for chunk in pixels.split(place.at_once(pixels)):
-        scaled = views.normalize(chunk.to(place.device).float() / 255, config.views.mean, config.views.std)
-        with place.autocast():
-            found.append(module(place.images(scaled, config)).float().cpu())
-    return torch.cat(found) if found else torch.empty(0, 0)
-
-
 def represented(encoder: Encoder, source: Source, margin: float = MARGIN) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Chunks (n, D) with the images' numbers, with a progress bar; float32, as features are kept and used often."""
+    """Chunks (n, D) with the images' numbers, with a progress bar; float32, as features are kept and used often.
+
+    An image whose features are not finite is named and left out, as one that cannot be read is.
+    """
     exact = encoder.place if encoder.place.precision == "float64" else replace(encoder.place, precision="float32")
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
+    given = infinite = 0
     with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
         for number, (pixels, indices, bad) in enumerate(centre_crops(source, encoder.resolution, workers, margin)):
             if indices:
-                yield represent(module, pixels, encoder.config, exact).numpy(), indices
+                values = represent(module, pixels, encoder.config, exact).numpy()
+                finite = finite_rows(values)
+                wrong = [source.describe(i) for i, sound in zip(indices, finite, strict=True) if not sound]
+                name_left_out([f"{name} ({NOT_FINITE})" for name in wrong], infinite)
+                given, infinite = given + int(finite.sum()), infinite + len(wrong)
+                yield values[finite], [i for i, sound in zip(indices, finite, strict=True) if sound]
             if number % KEPT_CHUNKS == 0:
                 give_back()
             shown.advance(len(indices) + len(bad))
+    if not given and infinite:
+        raise BadData(f"{encoder.name} gives no usable features: those of all {infinite} images are not finite.")
+    if not given:
+        raise BadData(f"None of the {len(source)} images of {source.name} can be read.")
 
 
 def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
@@ -110,14 +131,12 @@ def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
     for chunk, indices in represented(encoder, source):
         values[len(read) : len(read) + len(indices)] = chunk
         read += indices
-    if not read:
-        raise BadData(f"None of the {len(source)} images of {source.name} can be read.")
     return values[: len(read)], read
 
 
 def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -> Features:
     """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
-    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {fingerprint(part)}")
+    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {part.fingerprint()}")
     facts = path.with_suffix(".json")
     shape = (len(part), encoder.num_features)
     values, left_out = _mapped(path, shape), _left_out(facts, len(part))
@@ -134,7 +153,7 @@ def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -
 def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: float = MARGIN) -> Features:
     """Two parts one after the other, from their own features: no image is looked at twice."""
     one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
-    parts = f"{fingerprint(first)} {fingerprint(second)}"
+    parts = f"{first.fingerprint()} {second.fingerprint()}"
     path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
     shape = (len(one.values) + len(two.values), encoder.num_features)
     found = _mapped(path, shape)
@@ -154,15 +173,22 @@ def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
     """Writable for torch, which wants that, though what is written never reaches the file; None: not there, or not
     these features."""
     try:
+        open_regular(path).close()  # a pipe would be waited for
         found = np.lib.format.open_memmap(path, mode="c", max_header_size=10_000)
     except FileNotFoundError:
         return None
     except Exception:  # numpy's parser of headers lets through whatever damage raises in it
         found = None
-    if not isinstance(found, np.memmap) or found.dtype != np.dtype("<f4") or found.shape != shape:
+    if not isinstance(found, np.memmap) or not _sound(found, shape):
         say(f"{path} is damaged: the features are computed again.")
         return None
     return found
+
+
+def _sound(found: np.ndarray, shape: tuple[int, int]) -> bool:
+    if found.dtype != np.dtype("<f4") or found.shape != shape:
+        return False
+    return all(finite_rows(found[row : row + ROWS]).all() for row in range(0, shape[0], ROWS))
 
 
 def _left_out(path: Path, count: int) -> list[int] | None:
@@ -180,81 +206,48 @@ def _rows(encoder: Encoder, part: Part, margin: float, kept: list[int]) -> Itera
     for values, indices in represented(encoder, as_source(part), margin):
         kept += indices
         yield values
-    if not kept:
-        raise BadData(f"None of the {len(part)} images of {part.source.name} can be read.")
     yield np.zeros((len(part) - len(kept), encoder.num_features), np.float32)
-
-
-def fingerprint(part: Part) -> str:
-    """Of names, targets and, for files, sizes and times: the same when the images are the same."""
-    digest = hashlib.sha256(part.targets.tobytes())
-    for index in part.indices.tolist():
-        digest.update(part.source.describe(index).encode("utf-8", "surrogateescape") + b"\0")
-        if part.source.stamp:
-            digest.update(part.source.stamp(index) + b"\0")
-    return digest.hexdigest()[:16]
 
 
 def _store(path: Path, shape: tuple[int, int], rows: Iterator[np.ndarray]) -> None:
     """A .npy file written row by row: a full disk is an error here, where a memory map would kill the process."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _forget_killed(path)
-        with open(temporary, "wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for values in rows:
-                file.write(np.ascontiguousarray(values, "<f4").data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        raise disk_error(path, error, 4 * shape[0] * shape[1]) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _forget_killed(path: Path) -> None:
-    """Removes what a process that was killed had written of these features."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        try:
-            os.kill(int(left.name.split(".")[-2]), 0)
-        except (ProcessLookupError, ValueError):
-            left.unlink(missing_ok=True)
-        except OSError:
-            continue  # of another user, alive
+        raise disk_error(path, error, 0) from None
+    with replacing(path, 4 * shape[0] * shape[1]) as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for values in rows:
+            file.write(np.ascontiguousarray(values, "<f4").data)
 
 
 def default_cache() -> Path:
     """Where features are kept when nothing else is asked for."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "byol" / "features"
+    return followed(user_cache("features"))
 
 
-def embed(path: str | Path, data_name: str | Path, split: str = "train") -> tuple[np.ndarray, list[str]]:
-    """Features (N, D) and names of all images in `data_name`, by the encoder of a run."""
-    source, values, kept = _embed(path, data_name, split)
+def embed(path: str | Path, data: str | Path, split: str = "train") -> tuple[np.ndarray, list[str]]:
+    """Features (N, D) and names of all images in `data`, by the encoder of a run or of any file that holds one."""
+    source, values, kept = _embed(open_encoder(path), str(data), split)
     return values, [source.describe(i) for i in kept]
 
 
-def _embed(path: str | Path, data_name: str | Path, split: str) -> tuple[Source, np.ndarray, list[int]]:
-    encoder = open_encoder(path)
-    source = data.open_source(str(data_name), encoder.config.data, split)
+def _embed(encoder: Encoder, name: str, split: str) -> tuple[Source, np.ndarray, list[int]]:
+    source = open_source(name, encoder.config.data, split)
     return source, *extract(encoder, source)
 
 
-def write_features(path: Path, data_name: str, out: Path, split: str) -> None:
+def write_features(path: Path, data: str, out: Path, split: str, settings: Mapping[str, Any] | None = None) -> None:
     """A .npz of features, names and, when there are any, labels and classes."""
     if out.suffix != ".npz":
         raise UsageError(f"--out should end in .npz, not be {out}.")
-    source, values, kept = _embed(path, data_name, split)
+    source, values, kept = _embed(open_encoder(path, settings), data, split)
     arrays: dict[str, Any] = {"features": values, "names": np.array([source.describe(i) for i in kept])}
     if source.labels is not None:
         arrays |= {"labels": source.labels[kept], "classes": np.array(source.classes)}
     content = io.BytesIO()
     np.savez(content, **arrays)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = placed(out)
     write_atomically(out, content.getvalue())
     left_out = f"; {len(source) - len(kept)} could not be read" if len(kept) < len(source) else ""
-    print(f"{out}: {values.shape[0]} images, {values.shape[1]} features each{left_out}")
+    tell(f"{out}: {values.shape[0]} images, {values.shape[1]} features each{left_out}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from byol.data.task import Metric
+from byol.data.parts import Metric
 
 
 def top_k(scores: np.ndarray, targets: np.ndarray, k: int) -> float:

@@ -1,13 +1,19 @@
-"""What each evaluation protocol lets one choose, with the paper's values as defaults; needs no torch."""
+"""The evaluation protocols: what each of them lets one choose, with the paper's values as defaults, and its module.
+
+This file needs no torch, so that a wrong flag of `byol evaluate` answers at once. A new protocol is a module with
+`evaluate(encoder, task, spec, session) -> Result`, and here its options and its line in `Specs`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeVar
 
 from byol.config import option
 from byol.errors import UsageError, nearest
+
+T = TypeVar("T")
 
 
 def log_spaced(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -32,7 +38,7 @@ class Linear:
     lrs: tuple[float, ...] = option(
         (0.4, 0.3, 0.2, 0.1, 0.05), "learning rates to choose from, for 256 images a step; scaled with the batch", low=0
     )
-    views: Literal["spatial", "pretraining"] = option("spatial", "crops and flips, or T of pretraining (variant)")
+    views: Literal["spatial", "pretraining"] = option("spatial", "crops and flips; the variant: pretraining's T and T'")
     tclip: float = option(0.0, "alpha of the clipped logits; the variant has 20, 0 is off", low=0)
     logit_penalty: float = option(0.0, "beta of the penalty on squared logits; the variant has 0.01", low=0)
 
@@ -156,32 +162,34 @@ class Depth:
     unit: float = option(1e-3, "metres that 1 means in a depth image (millimetres: 0.001)", low=1e-9)
 
 
+def protocol(name: str, module: str, options: T) -> T:
+    """The line of a protocol in `Specs`: its name, the module whose `evaluate` runs it, and its default options.
+
+    The module is named and not imported, because it needs torch. A protocol in `byol.evals.dense` has an `open_data` of
+    its own; all others share one task of classification.
+    """
+    return field(default=options, metadata={"protocol": name, "module": module})
+
+
 @dataclass(frozen=True)
 class Specs:
-    """All of them, so that every field is a flag such as --linear.epochs."""
+    """Every protocol with its options, in the order of their cost; each option is a flag such as --linear.epochs."""
 
-    knn: Knn = Knn()
-    transfer: Transfer = Transfer()
-    linear: Linear = Linear()
-    semi_supervised: SemiSupervised = SemiSupervised()
-    finetune: Finetune = Finetune()
-    supervised: Supervised = Supervised()
-    segmentation: Segmentation = Segmentation()
-    detection: Detection = Detection()
-    depth: Depth = Depth()
+    knn: Knn = protocol("knn", "byol.evals.knn", Knn())
+    transfer: Transfer = protocol("transfer-linear", "byol.evals.transfer", Transfer())
+    linear: Linear = protocol("linear", "byol.evals.linear", Linear())
+    semi_supervised: SemiSupervised = protocol("semi-supervised", "byol.evals.semi_supervised", SemiSupervised())
+    finetune: Finetune = protocol("finetune", "byol.evals.finetune", Finetune())
+    supervised: Supervised = protocol("supervised", "byol.evals.supervised", Supervised())
+    segmentation: Segmentation = protocol("segmentation", "byol.evals.dense.segmentation", Segmentation())
+    detection: Detection = protocol("detection", "byol.evals.dense.detection", Detection())
+    depth: Depth = protocol("depth", "byol.evals.dense.depth", Depth())
 
 
-# protocol → field of Specs; in the order of their cost, which is the order of `all`
-CLASSIFICATION = {
-    "knn": "knn",
-    "transfer-linear": "transfer",
-    "linear": "linear",
-    "semi-supervised": "semi_supervised",
-    "finetune": "finetune",
-    "supervised": "supervised",
-}
-DENSE = {"segmentation": "segmentation", "detection": "detection", "depth": "depth"}
-PROTOCOLS = CLASSIFICATION | DENSE
+PROTOCOLS = {item.metadata["protocol"]: item.name for item in fields(Specs)}  # protocol → field of Specs
+MODULES: dict[str, str] = {item.metadata["protocol"]: item.metadata["module"] for item in fields(Specs)}
+DENSE = [name for name, module in MODULES.items() if ".dense." in module]
+CLASSIFICATION = [name for name in MODULES if name not in DENSE]
 
 
 def chosen_protocols(asked: Sequence[str]) -> list[str]:

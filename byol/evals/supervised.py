@@ -7,84 +7,74 @@ again on train and validation together and tested once. The trained encoder is k
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from byol import checkpoint, networks
 from byol.data.loader import Images
-from byol.data.task import Task, joined
-from byol.evals import features, training
+from byol.data.parts import Task
+from byol.evals import classifier
+from byol.evals.budget import Setting
 from byol.evals.encoder import Encoder
-from byol.evals.metrics import score
+from byol.evals.fit import Recipe, steps_of
+from byol.evals.protocol import Result, Session, Study, dependencies
 from byol.evals.spec import Supervised
-from byol.evals.sweep import Ledger, Result, Session, Setting, best, cut, timed_first, tried
 
 
-def evaluate(encoder: Encoder, task: Task, spec: Supervised = Supervised(), session: Session = Session()) -> Result:
+def evaluate(encoder: Encoder, task: Task, spec: Supervised, session: Session) -> Result:
     """Of the encoder only the shape is used."""
     spec = replace(spec, batch=min(spec.batch, len(task.train)))
-    images = training.images_of(task.train, encoder)
-    settings: list[Setting] = [{"lr": lr} for lr in spec.lrs]
-    spec, settings, notes = _affordable(encoder, task, images, spec, settings, session)
-    trials = []
-    if len(settings) > 1:
-        held = training.Held(task.validation, encoder)
+    first = classifier.images_of(task.train, encoder)
 
-        def attempt(setting: Setting) -> float:
-            model = train(encoder, images, len(task.classes), replace(spec, lrs=(setting["lr"],)), session.seed)
-            return held.score(model, task.metric) if model else -1.0
+    def trained(images: Images, setting: Setting, steps: int, title: str) -> nn.Module:
+        steps = max(1, int(steps * len(images.train) / len(first.train)))  # as many epochs of more images
+        own = replace(spec, lrs=(setting["lr"],))
+        return train(encoder, images, len(task.classes), own, session.seed, steps, title)
 
-        key = [features.fingerprint(task.train), spec, encoder.config.network, session.seed]
-        trials = tried(settings, attempt, Ledger(session.out, key))
-    chosen = best(trials).setting if trials else settings[0]
-    both = training.images_of(joined(task.train, task.validation), encoder)
-    final = train(encoder, both, len(task.classes), replace(spec, lrs=(chosen["lr"],)), session.seed)
-    if final is None:
-        return Result(trials, chosen, {task.metric: float("nan")}, [*notes, "training diverged"])
+    study = Study(
+        [{"lr": lr} for lr in spec.lrs],
+        lambda setting: steps_of(spec.epochs, len(first.train), spec.batch),
+        trained,
+        lambda model, held: held.score(model, task.metric),
+        first,
+        classifier.Held(task.validation, encoder),
+        dependencies(encoder, task, replace(spec, lrs=()), session.seed),
+    )
+    model, result = classifier.chosen_and_tested(study, task, encoder, session)
     if session.out:
         extra = {"step": 0, "trained": "supervised"}
-        checkpoint.save_encoder(session.out / checkpoint.ENCODER, final[0], encoder.config, extra)
-    found = training.Held(task.test.open(), encoder).predict(final)
-    return Result(trials, chosen, score(task.metric, *found), notes)
+        checkpoint.save_encoder(session.out / checkpoint.ENCODER, model.get_submodule("0"), encoder.config, extra)
+    return result
 
 
-def train(encoder: Encoder, images: Images, classes: int, spec: Supervised, seed: int) -> nn.Sequential | None:
-    """A new network of the encoder's shape with a head, trained at the first learning rate; None when it diverged."""
-    recipe = _recipe(spec, len(images.train), seed)
-    model = _model(encoder, classes, seed)
-    return model if training.fit(model, images, recipe, encoder, "Supervised") else None
-
-
-def _model(encoder: Encoder, classes: int, seed: int) -> nn.Sequential:
+def train(
+    encoder: Encoder, images: Images, classes: int, spec: Supervised, seed: int, steps: int = 0, title: str = "Training"
+) -> nn.Module:
+    """A new network of the encoder's shape with a head, trained at the first learning rate of the spec."""
     torch.manual_seed(seed)
     fresh = networks.encoder(encoder.config.network)
-    return training.classifier(fresh, encoder.num_features, classes, seed)
-
-
-def _recipe(spec: Supervised, images: int, seed: int) -> training.Recipe:
-    steps = training.steps_of(spec.epochs, images, spec.batch)
-    return training.Recipe(
-        steps=steps,
-        batch=spec.batch,
-        lr=spec.lrs[0] * spec.batch / 256,
-        weight_decay=spec.weight_decay,
-        warmup_steps=min(int(spec.warmup_epochs * images / spec.batch), steps // 2),
-        label_smoothing=spec.label_smoothing,
-        augment_ops=spec.augment_ops,
-        augment_magnitude=spec.augment_magnitude,
+    model = classifier.classifier(fresh, encoder.num_features, classes, seed)
+    steps = steps or steps_of(spec.epochs, len(images.train), spec.batch)
+    recipe = Recipe(
+        steps,
+        spec.batch,
+        spec.lrs[0] * spec.batch / 256,
+        spec.weight_decay,
+        warmup_steps=min(int(spec.warmup_epochs * len(images.train) / spec.batch), steps // 2),
         seed=seed,
     )
+    change = partial(rand_augment, spec, seed) if spec.augment_ops else None
+    return classifier.train(model, images, recipe, encoder, title, spec.label_smoothing, change)
 
 
-def _affordable(
-    encoder: Encoder, task: Task, images: Images, spec: Supervised, settings: list[Setting], session: Session
-) -> tuple[Supervised, list[Setting], list[str]]:
-    recipe = _recipe(spec, len(images.train), session.seed)
-    if not timed_first(session, recipe.steps * len(settings)):
-        return spec, settings, []
-    model = _model(encoder, len(task.classes), session.seed)
-    each = training.seconds_a_step(model, images, replace(recipe, warmup_steps=0), encoder)
-    finals = 1 if len(settings) > 1 else 0  # a single setting is trained once, on everything
-    shortened = cut(settings, lambda _: recipe.steps, each, session.left * 0.9, finals)
-    return replace(spec, epochs=spec.epochs * shortened.share), shortened.settings, shortened.notes
+def rand_augment(spec: Supervised, seed: int, crops: Tensor, step: int) -> Tensor:
+    """RandAugment, drawn anew for each image from (seed, step), on crops (B, 3, S, S) in [0, 1]."""
+    from torchvision.transforms import v2
+
+    change = v2.RandAugment(spec.augment_ops, spec.augment_magnitude)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 1_000_003 + step)
+        changed = [change(image) for image in (crops * 255).round().to(torch.uint8).cpu()]
+    return torch.stack(changed).to(crops.device).float() / 255

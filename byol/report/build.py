@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import byol
 from byol import data
-from byol.config import Config, declared, flatten
+from byol.config import Config, Data, declared, flatten
+from byol.data.address import parse
 from byol.data.loader import source_fingerprint
 from byol.data.source import Source
 from byol.errors import ByolError
 from byol.evals.encoder import Encoder
-from byol.progress import say
-from byol.records import write_atomically
+from byol.evals.features import finite_rows
 from byol.report import collect, gallery, page, samples
-from byol.report.collect import Record
-from byol.rundir import now
+from byol.report.collect import Facts, Record
+from byol.run.directory import now
+from byol.run.files import placed, write_atomically
+from byol.run.progress import say, tell
+from byol.run.remembered import Named, images_of
 
 IMAGES = 5000
 CHARACTERS = 7_000_000  # of tiles for so many images: with all the rest the page stays below 10 MB
 
 
 def report(runs: Sequence[Path], out: Path, images: int = IMAGES, moved: str = "") -> Path:
-    """One page about one run, or several side by side; `moved` is where the images are now."""
-    found = [collect.read(path) for path in runs]
-    model = modelled(found, images, moved)
-    content = page.render(model)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """One page about one run, or several side by side; `moved` is where the images are now, if the command says so."""
+    records = [collect.read(path) for path in runs]
+    content = page.render(modelled(records, images, moved))
+    out = placed(out)
     write_atomically(out, content)
-    for record in found:
+    for record in records:
         for note in record.notes:
             say(f"{record.name}: {note}")
-    print(f"{out}: {len(found)} run{'s' * (len(found) > 1)}, {len(content) / 1e6:.1f} MB")
+    tell(f"{out}: {len(records)} run{'s' * (len(records) > 1)}, {len(content) / 1e6:.1f} MB")
     return out
 
 
-def modelled(records: Sequence[Record], images: int, moved: str = "") -> dict[str, Any]:
-    """All that the page holds, as JSON would have it."""
-    pictures: dict[Path, dict[str, Any]] = {record.path: {} for record in records}
-    galleries: list[dict[str, Any]] = []
-    groups = _by_data(records, moved)
-    for members in groups:
-        source = _open(moved or str(members[0].run["request"].get("data", "")), members)
+def modelled(records: Sequence[Record], images: int, moved: str = "") -> Facts:
+    """Everything that the page holds, as a value that JSON can write."""
+    pictures: dict[Path, Facts] = {record.path: {} for record in records}
+    galleries: list[Facts] = []
+    groups = _by_images(records, moved)
+    for named, members in groups.items():
+        source = _open(named, members)
         if source is None:
             continue
         for record in members:
@@ -65,27 +67,33 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> dict[st
     }
 
 
-def _by_data(records: Sequence[Record], moved: str) -> list[list[Record]]:
+def _by_images(records: Sequence[Record], moved: str) -> dict[Named, list[Record]]:
     """Runs on the same images share tiles, and can be compared image by image."""
-    groups: dict[tuple[object, ...], list[Record]] = {}
+    groups: dict[Named, list[Record]] = {}
     for record in records:
-        spec, config = moved or str(record.run["request"].get("data", "")), record.config.data
-        rendered = config.resolution if spec.startswith("scenes") else 0  # scenes are drawn in the run's size
-        groups.setdefault((spec, config.root, rendered), []).append(record)
-    return list(groups.values())
+        named = images_of(record.run, record.config.data, moved)
+        if named is None:
+            told = "The run was not made here, and what its record names is not opened."
+            record.notes.append(f"The images cannot be shown. {told} Say where they are with --data.")
+            continue
+        # Only scenes depend on more than where they are: they are drawn in the size that the run asked for.
+        drawn = parse(named.data, named.config.root).kind == "scenes"
+        same = named if drawn else named._replace(config=replace(named.config, resolution=Data.resolution))
+        groups.setdefault(same, []).append(record)
+    return groups
 
 
-def _open(spec: str, members: Sequence[Record]) -> Source | None:
+def _open(named: Named, members: Sequence[Record]) -> Source | None:
     """The images, if they are still there; each run is told when they are gone or have changed."""
     try:
-        source = data.open_source(spec, members[0].config.data)
+        source = data.open_source(named.data, named.config)
     except ByolError as error:
         for record in members:
             record.notes.append(f"The images cannot be shown. {error} Say where they are now with --data.")
         return None
     seen = source_fingerprint(source)
     for record in members:
-        if record.run["data"].get("fingerprint") != seen:
+        if record.run.data.fingerprint != seen:
             record.notes.append(
                 f"The images of {source.name} are not the ones the run began with: names or labels differ."
             )
@@ -96,8 +104,8 @@ def _add_maps(
     able: Sequence[Record],
     source: Source,
     images: int,
-    pictures: dict[Path, dict[str, Any]],
-    galleries: list[dict[str, Any]],
+    pictures: dict[Path, Facts],
+    galleries: list[Facts],
 ) -> None:
     encoders: list[Encoder] = [record.encoder for record in able if record.encoder is not None]
     seen = gallery.look(source, encoders, max(images, 1))
@@ -107,10 +115,14 @@ def _add_maps(
         return
     galleries.append(gallery.drawn(seen, CHARACTERS * max(images, IMAGES) // IMAGES))
     for record, features in zip(able, seen.features, strict=True):
+        infinite = int((~finite_rows(features.numpy())).sum())
+        if infinite:
+            record.notes.append(f"There is no map: the features of {infinite} images are not finite.")
+            continue
         pictures[record.path]["map"] = gallery.drawn_map(features, len(galleries) - 1)
 
 
-def _tell_apart(described: list[dict[str, Any]]) -> None:
+def _tell_apart(described: list[Facts]) -> None:
     """Runs of one name in different folders get as much of their path as tells them apart."""
     names = [run["name"] for run in described]
     for run in described:

@@ -1,4 +1,4 @@
-"""A run directory as plain data: what was asked, what happened, what came out; whatever is missing is said in words."""
+"""A run directory as the plain data that the page shows; whatever is missing is said in words."""
 
 from __future__ import annotations
 
@@ -8,88 +8,90 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from byol import checkpoint, monitor
+from byol import checkpoint
 from byol.config import Config, apply, flatten
 from byol.errors import ByolError, DiskError, UsageError
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.metrics import PLAIN, shown
-from byol.records import meaning_of, read_json, read_metrics
+from byol.evals.record import Figure, read_all
+from byol.run import monitor
+from byol.run.files import read_json, read_metrics, read_regular, regular_text
+from byol.run.progress import duration
+from byol.run.record import NAME, RunRecord, Verdict, encode, read_run
+from byol.tables import record as cells
+from byol.weights import card
 
 MOST_POINTS = 1200  # of a curve: more than a screen has columns
-NEEDED = ("request", "config", "data", "versions", "machine", "status")
 FEW_SKIPPED = 50
+Facts = dict[str, Any]  # a part of the page's JSON
+ENCODERS = {"own": "this run's", "untrained": "random", "other": "other weights"}  # as the page calls them
 
 
 @dataclass
 class Record:
-    """A run as it was found; `notes` say what could not be."""
+    """A run as it was read; `notes` say what could not be read."""
 
     path: Path
-    run: dict[str, Any]
+    run: RunRecord
     config: Config
     metrics: list[dict[str, Any]]
-    verdict: monitor.Verdict
+    verdict: Verdict
     encoder: Encoder | None
+    header: dict[str, Any] = field(default_factory=dict)  # of the encoder's file
     notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.path.resolve().name
 
+    @property
+    def weights(self) -> card.Weights | None:
+        """What tells which stored figures are of the run's encoder; none belongs to a run without an encoder."""
+        return card.Weights.of(self.encoder.checksum(), self.encoder.config) if self.encoder else None
+
 
 def read(path: Path) -> Record:
-    """One sentence when this is no run, or its run.json is damaged; anything less becomes a note on the page."""
-    if not (path / "run.json").is_file():
+    """The run in a directory. A missing or damaged run.json is an error; other damage becomes a note on the page."""
+    if not (path / NAME).is_file():
         raise UsageError(f"{path} is not a run of byol: there is no run.json in it.")
-    run = read_json(path / "run.json")
-    if not isinstance(run, dict) or any(name not in run for name in NEEDED):
-        raise DiskError(f"{path / 'run.json'} is damaged or is not ours: it does not hold {', '.join(NEEDED)}.")
+    run = read_run(path)
     known = flatten(Config())
     try:
-        config = apply(Config(), {name: value for name, value in run["config"].items() if name in known})
-        metrics = [m for m in read_metrics(path / "metrics.jsonl") if isinstance(m["step"], int)]
-        stored = run.get("verdict") if run["status"] == "finished" else None
-        verdict = monitor.Verdict(**stored) if stored else monitor.verdict(metrics, config)
+        config = apply(Config(), {name: value for name, value in run.config.items() if name in known})
+        metrics = [line for line in read_metrics(path / "metrics.jsonl") if isinstance(line["step"], int)]
+        stored = run.verdict if run.status == "finished" else None
+        verdict = stored or monitor.verdict(metrics, config)
     except (AttributeError, TypeError, KeyError, ValueError, UsageError):
-        raise DiskError(
-            f"{path / 'run.json'} or metrics.jsonl is damaged: its values are not those of a run."
-        ) from None
-    record = Record(path, run, config, metrics, verdict, None)
+        raise DiskError(f"{path / NAME} or metrics.jsonl is damaged: its values are not those of a run.") from None
+    record = Record(path, run, config, metrics, Verdict(verdict.word, verdict.sentence), None)
     try:
+        record.header = checkpoint.encoder_header(path)
+        record.notes += card.contradictions(record.header, run)
         record.encoder = open_encoder(path, {"run.device": "auto", "run.precision": "auto"})
     except ByolError as error:
         record.notes.append(str(error))
     return record
 
 
-def described(record: Record) -> dict[str, Any]:
-    """Everything that the page says of the run but for its pictures."""
-    with meaning_of(record.path / "run.json"):
-        return _described(record)
-
-
-def _described(record: Record) -> dict[str, Any]:
-    run, plan = record.run, record.run.get("plan", {})
-    done = max((m["step"] + 1 for m in record.metrics), default=0)
+def described(record: Record) -> Facts:
+    """Everything that the page says of a run except its pictures."""
+    run, weights = record.run, record.weights
+    step = card.trained(record.header)
     return {
         "name": record.name,
         "path": str(record.path),
-        "status": run["status"],
-        "verdict": record.verdict._asdict(),
-        "done": done,
-        "plan": plan,
-        "estimate": run.get("estimate", {}),
-        "plan_text": run.get("plan_text", []),
-        "reasons": run.get("reasons", []),
-        "request": run["request"],
-        "config": run["config"],
-        "data": run["data"],
-        "created": run.get("created", ""),
-        "seconds": sum(session.get("seconds", 0) for session in run.get("sessions", [])),
+        "status": run.status,
+        "verdict": encode(record.verdict),
+        "done": max((line["step"] + 1 for line in record.metrics), default=0),
+        "plan": encode(run.plan) if run.plan else {},
+        "plan_rows": planned(run, record.config) + [("weights", f"those of {step}")] * bool(step),
+        "config": run.config,
+        "data": encode(run.data),
+        "seconds": sum(session.seconds for session in run.sessions),
         "series": series(record.metrics),
-        "evaluations": evaluations(record.path, record.notes),
-        "table_rows": table_rows(record.path),
-        "demo": demo(record.path),
+        "evaluations": evaluations(record.path, weights, record.notes),
+        "table_rows": table_rows(record.path, weights),
+        "demo": demo(record.path, weights),
         "environment": environment(run),
         "checksums": checksums(record),
         "skipped": skipped(record.path),
@@ -97,20 +99,47 @@ def _described(record: Record) -> dict[str, Any]:
     }
 
 
+def planned(run: RunRecord, config: Config) -> list[tuple[str, str]]:
+    """The plan as rows of a label and a value; empty when the run ended before its plan was made."""
+    plan, estimate = run.plan, run.estimate
+    if plan is None:
+        return []
+    passes = f" in {plan.accumulate} passes of {plan.micro_batch}" if plan.accumulate > 1 else ""
+    where = "held in memory" if run.data.in_memory else "read while training"
+    processes = f"{run.processes} processes, each: " if run.processes > 1 else ""
+    rows = [("auto", f"{reason.field} {reason.value}: {reason.why}") for reason in run.reasons]
+    rows += [
+        ("images", f"{plan.images:,} of {run.data.name}, {where}; {plan.held_out:,} held out, {run.data.bad} left out"),
+        ("encoder", f"{config.network.encoder}, width {config.network.width:g}, {config.data.resolution} px"),
+        ("steps", f"{plan.steps:,} of {plan.batch} images{passes}: {config.optim.epochs:g} epochs"),
+        ("warm-up", f"{plan.warmup_steps:,} steps"),
+        ("optimizer", f"{config.optim.optimizer}, weight decay {config.optim.weight_decay:g}"),
+        ("learning rate", f"{plan.peak_lr:g} at its peak: {config.optim.lr:g} × {plan.batch} / 256"),
+        ("target", f"{config.network.target}, tau {plan.tau:g}"),
+        ("objective", f"{config.objective.name}; predictor {config.network.predictor}"),
+        ("machine", f"{processes}{run.machine.device_name}, {run.machine.precision}, threads: {run.machine.threads}"),
+    ]
+    if estimate:
+        rows.append(("memory", f"about {estimate.memory_gb:.1f} GB"))
+        speed = f"{estimate.images_per_second:,.0f} images a second without loading"
+        rows.append(("time", f"about {duration(estimate.seconds)}, at {speed}"))
+    return rows
+
+
 def series(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
     """Name → [steps, values], thinned to what a screen can show."""
-    found: dict[str, list[list[float]]] = {}
-    for record in metrics:
-        for name, value in record.items():
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for line in metrics:
+        for name, value in line.items():
             if name not in ("step", "epoch") and isinstance(value, int | float):
-                steps, values = found.setdefault(name, [[], []])
-                steps.append(record["step"])
+                steps, values = curves.setdefault(name, ([], []))
+                steps.append(line["step"])
                 values.append(float(f"{value:.6g}"))
-    return {name: thinned(steps, values) for name, (steps, values) in found.items()}
+    return {name: thinned(steps, values) for name, (steps, values) in curves.items()}
 
 
 def thinned(steps: list[float], values: list[float], most: int = MOST_POINTS) -> list[list[float]]:
-    """Of each stretch its least and its greatest value, so that no spike is lost; first and last stay."""
+    """The least and the greatest value of each stretch, so that no spike is lost; the first and last points stay."""
     if len(steps) <= most:
         return [steps, values]
     kept = {0, len(steps) - 1}
@@ -121,96 +150,74 @@ def thinned(steps: list[float], values: list[float], most: int = MOST_POINTS) ->
     return [[steps[i] for i in sorted(kept)], [values[i] for i in sorted(kept)]]
 
 
-def evaluations(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Every result.json below RUN/evaluations; one that cannot be read is named in `notes`."""
-    found = []
-    for file in sorted((path / "evaluations").rglob("result.json")):
-        place = file.relative_to(path / "evaluations").parts
-        try:
-            record = read_json(file)
-            found.append(
-                {
-                    "protocol": record["protocol"],
-                    "encoder": "random" if place[0].startswith("random-") else "this run's",
-                    "checksum": record["encoder"]["checksum"],
-                    "data": record["data"]["name"],
-                    "images": record["data"]["images"],
-                    "test": {name: _in_words(name, value) for name, value in record["test"].items()},
-                    "chosen": record["runs"][0]["chosen"],
-                    "tried": sum(len(run["choices"]) for run in record["runs"]),
-                    "seconds": sum(run["seconds"] for run in record["runs"]),
-                    "notes": sorted({note for run in record["runs"] for note in run["notes"]}),
-                    "created": record["created"],
-                }
-            )
-        except DiskError as error:
-            notes.append(str(error))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            notes.append(f"{file} is damaged or is not ours; it was left out.")
-    return found
+def evaluations(path: Path, weights: card.Weights | None, notes: list[str]) -> list[Facts]:
+    """Every result below RUN/evaluations, and whose weights it scores; one that cannot be read is named in `notes`."""
+    return [
+        {
+            "protocol": result.protocol,
+            "encoder": ENCODERS[weights.relation(result.encoder) if weights else "other"],
+            "checksum": result.encoder.checksum,
+            "data": result.data.name,
+            "test": {name: _in_words(name, value) for name, value in result.test.items()},
+            "notes": sorted({note for run in result.runs for note in run.notes}),
+        }
+        for _, result in read_all(path, notes)
+    ]
 
 
-def _in_words(figure: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _in_words(figure: str, value: Figure) -> Facts:
     """A figure with its text; `share` says whether it is part of a whole, and not metres or a ratio."""
-    text = shown(figure, value["mean"])
-    if value["seeds"] > 1:
-        text += f" ± {shown(figure, value['half_range']).removesuffix('%')}"
-    return {"mean": value["mean"], "text": text, "share": figure not in PLAIN}
+    return {"mean": value.mean, "text": card.in_words(figure, value), "share": figure not in PLAIN}
 
 
-def table_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of the paper's tables that this run was made for: `byol table` keeps them two folders up."""
-    found = []
+def table_rows(path: Path, weights: card.Weights | None) -> list[Facts]:
+    """Rows of the paper's tables that were scored with these weights: `byol table` keeps its cells two folders up."""
+    rows = []
     for file in sorted((path.resolve().parent.parent / "cells").glob("*.json")):
         try:
-            record = read_json(file)
-            if record["run"] != path.resolve().name or record["status"] != "finished":
-                continue
-            scored = zip(record["evaluations"], record["tests"], strict=True)
-            words = [(e[0], e[1], ", ".join(f"{n} {shown(n, v)}" for n, v in test.items())) for e, test in scored]
-            tests = [{"protocol": protocol, "data": data, "test": text} for protocol, data, text in words]
-            found.append({"label": record["label"], "seed": record["seed"], "tests": tests})
-        except (DiskError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+            cell = cells.read(file)
+        except DiskError:
             continue
-    return found
+        if weights and cell.finished and cell.run == path.resolve().name and cell.weights == weights.checksum:
+            words = [", ".join(f"{name} {shown(name, value)}" for name, value in s.test.items()) for s in cell.scores]
+            scored = zip(cell.scores, words, strict=True)
+            tests = [{"protocol": score.protocol, "data": score.data, "test": text} for score, text in scored]
+            rows.append({"label": cell.label, "seed": cell.seed, "tests": tests})
+    return rows
 
 
-def demo(path: Path) -> dict[str, dict[str, float]]:
-    """The comparison that `byol demo` leaves beside its run."""
+def demo(path: Path, weights: card.Weights | None) -> dict[str, dict[str, float]]:
+    """The comparison that `byol demo` leaves beside its run, if the run's encoder is still the one it compared."""
     try:
-        results = read_json(path / "demo.json")["results"]
-        return {str(name): {str(k): float(v) for k, v in scores.items()} for name, scores in results.items()}
+        stored = read_json(path / "demo.json")
+        if not weights or stored["weights"] != weights.checksum:
+            return {}
+        return {str(name): {str(k): float(v) for k, v in scores.items()} for name, scores in stored["results"].items()}
     except (DiskError, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def environment(run: Mapping[str, Any]) -> list[list[str]]:
+def environment(run: RunRecord) -> list[tuple[str, str]]:
     """What the figures depend on besides the config."""
-    machine, sessions = run["machine"], run.get("sessions", [])
     return [
-        *([name, str(value)] for name, value in run["versions"].items()),
-        ["device", str(machine.get("device_name", ""))],
-        ["precision", str(machine.get("precision", ""))],
-        ["threads", str(machine.get("threads", ""))],
-        ["commit", str(run.get("commit", "")) or "not run from a checkout"],
-        ["begun", str(run.get("created", ""))],
-        *(
-            ["session", f"{s.get('status', '')} {s.get('ended', '')} after {s.get('seconds', 0):,.0f} s"]
-            for s in sessions
-        ),
+        *run.versions.items(),
+        ("device", run.machine.device_name),
+        ("precision", run.machine.precision),
+        ("threads", str(run.machine.threads)),
+        ("commit", run.commit or "not run from a checkout"),
+        ("begun", run.created),
+        *(("session", f"{each.status} {each.ended} after {each.seconds:,.0f} s") for each in run.sessions),
     ]
 
 
 def checksums(record: Record) -> list[dict[str, str]]:
     """Of the encoder, of every checkpoint (verified against its own name) and of the images' names and labels."""
-    found = [
-        {"name": "images (names and labels)", "value": str(record.run["data"].get("fingerprint", "")), "state": ""}
-    ]
+    sums = [{"name": "images (names and labels)", "value": record.run.data.fingerprint, "state": ""}]
     file = record.path / checkpoint.ENCODER
     if record.encoder is not None:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        found.append({"name": checkpoint.ENCODER, "value": f"sha256 {digest}", "state": ""})
-        found.append({"name": "encoder's weights", "value": record.encoder.checksum(), "state": ""})
+        digest = hashlib.sha256(read_regular(file, checkpoint.MOST_BYTES)).hexdigest()
+        sums.append({"name": checkpoint.ENCODER, "value": f"sha256 {digest}", "state": ""})
+        sums.append({"name": "encoder's weights", "value": record.encoder.checksum(), "state": ""})
     for path in checkpoint.found(record.path / "checkpoints"):
         match = checkpoint.NAME.fullmatch(path.name)
         assert match
@@ -219,14 +226,14 @@ def checksums(record: Record) -> list[dict[str, str]]:
             state = "verified"
         except DiskError:
             state = "damaged"
-        found.append({"name": f"checkpoint after step {int(match[1]):,}", "value": match[2], "state": state})
-    return found
+        sums.append({"name": f"checkpoint after step {int(match[1]):,}", "value": match[2], "state": state})
+    return sums
 
 
-def skipped(path: Path) -> dict[str, Any]:
+def skipped(path: Path) -> Facts:
     """How many images were left out, and the first of them with the reason."""
     try:
-        lines = (path / "skipped.txt").read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        lines = regular_text(path / "skipped.txt", errors="backslashreplace").splitlines()
     except OSError:
         return {"count": 0, "first": []}
     return {"count": len(lines), "first": [line.split("\t", 1) for line in lines[:FEW_SKIPPED]]}

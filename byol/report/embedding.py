@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from byol.progress import bar
+from byol.neighbours import Nearest, nearest
+from byol.run.progress import bar
 
 NEAREST = 15  # equal affinities to so many: maps as those of perplexity 30, for a sixth of the work
 EXAGGERATION, EARLY, LATE = 12.0, 250, 500  # van der Maaten and Hinton's, in steps
@@ -16,15 +17,7 @@ SPACING, FEWEST_NODES, MOST_NODES = 0.4, 32, 508  # of the grid; the kernels are
 LENGTHS = (96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)  # that a Fourier transform is quick at
 FEW = 300
 REACH = 100.0  # a map of 5,000 images fills ±40; beyond this the grid would be too coarse for its kernels
-CHUNK = 1000
 CLUSTERS, STARTS = 12, 8
-
-
-class Neighbours(NamedTuple):
-    """The rows most similar to each row, and their cosines, both (N, count)."""
-
-    positions: Tensor
-    cosines: Tensor
 
 
 class Edges(NamedTuple):
@@ -34,16 +27,9 @@ class Edges(NamedTuple):
     end: Tensor
 
 
-def neighbours(features: Tensor, count: int) -> Neighbours:
-    """Exact, by the cosine; no row is its own neighbour."""
-    unit = normalize(features.float(), dim=1)
-    found = []
-    for first in range(0, len(unit), CHUNK):
-        cosines = unit[first : first + CHUNK] @ unit.T
-        rows = torch.arange(len(cosines))
-        cosines[rows, rows + first] = -2
-        found.append(cosines.topk(min(count, len(unit) - 1), dim=1))
-    return Neighbours(torch.cat([f.indices for f in found]), torch.cat([f.values for f in found]))
+def neighbours(features: Tensor, count: int) -> Nearest:
+    """The rows most similar to each row; no row is its own neighbour."""
+    return nearest(features, features, count, torch.arange(len(features)))
 
 
 def layout(features: Tensor) -> Tensor:
@@ -79,9 +65,9 @@ def principal(features: Tensor) -> Tensor:
     return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))
 
 
-def pairs(near: Neighbours) -> Edges:
-    count, width = near.positions.shape
-    rows, columns = torch.arange(count).repeat_interleave(width), near.positions.reshape(-1)
+def pairs(near: Nearest) -> Edges:
+    count, width = near.rows.shape
+    rows, columns = torch.arange(count).repeat_interleave(width), near.rows.reshape(-1)
     return Edges(torch.cat([rows, columns]), torch.cat([columns, rows]))
 
 

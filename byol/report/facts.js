@@ -18,7 +18,9 @@ function results() {
       .map((encoder) => ({ run, index, encoder })),
   );
   const found = RUNS.flatMap((run) =>
-    run.evaluations.flatMap((e) => Object.keys(e.test).map((key) => JSON.stringify([e.data, e.protocol, key]))),
+    run.evaluations
+      .filter((e) => e.encoder !== OTHER)
+      .flatMap((e) => Object.keys(e.test).map((key) => JSON.stringify([e.data, e.protocol, key]))),
   );
   const rows = [...new Set(found)].map((row) => {
     const [data, protocol, key] = JSON.parse(row);
@@ -31,7 +33,6 @@ function results() {
         ? score(
             e.test[key],
             columns[i].encoder === "random" ? "var(--faint)" : runColour(columns[i].index),
-            stale(e, columns[i]),
           )
         : el("span", { class: "soft" }, "–"),
     );
@@ -55,7 +56,7 @@ function results() {
         ? titled(run, index)
         : "this run",
   );
-  const any = rows.length || RUNS.some((run) => run.table_rows.length || Object.keys(run.demo).length);
+  const any = rows.length || RUNS.some((run) => run.table_rows.length || Object.keys(run.demo).length || others(run).length);
   return el(
     "section",
     { id: "results", "aria-labelledby": "results-title" },
@@ -67,7 +68,7 @@ function results() {
         : null,
     ),
     rows.length ? el("div", { class: "card scroll" }, table(["Data", "Protocol", "Figure", ...heads], rows, 3)) : null,
-    RUNS.map((run) => [tableRows(run), demoTable(run)]),
+    RUNS.map((run) => [tableRows(run), demoTable(run), otherWeights(run)]),
     any
       ? null
       : absent([
@@ -76,7 +77,7 @@ function results() {
         ]),
   );
 }
-function score(value, colour, old) {
+function score(value, colour) {
   const meter = el("i", {});
   meter.style.background = colour;
   meter.style.width = `${Math.max(0, Math.min(100, 100 * value.mean))}%`;
@@ -85,11 +86,29 @@ function score(value, colour, old) {
     {},
     plain(value.text),
     value.share ? el("div", { class: "meter" }, meter) : null,
-    old ? el("div", { class: "soft" }, "earlier weights") : null,
   );
 }
-const weights = (run) => (run.checksums.find((sum) => sum.name === "encoder's weights") || {}).value;
-const stale = (e, { run, encoder }) => encoder !== "random" && weights(run) && e.checksum !== weights(run);
+const OTHER = "other weights";
+const others = (run) => run.evaluations.filter((e) => e.encoder === OTHER);
+function otherWeights(run) {
+  // Figures of an encoder that this run no longer holds, or never did: apart, so that nobody takes them for its own.
+  if (!others(run).length) return null;
+  const rows = others(run).flatMap((e) =>
+    Object.keys(e.test).map((key) => [
+      name(e.data),
+      plain(e.protocol),
+      plain(key),
+      plain(e.test[key].text),
+      el("code", {}, plain(e.checksum)),
+    ]),
+  );
+  return el(
+    "details",
+    { class: "card scroll spaced" },
+    el("summary", {}, "Figures of other weights than those of ", name(run.name)),
+    table(["Data", "Protocol", "Figure", "Test", "Weights"], rows),
+  );
+}
 function tableRows(run) {
   if (!run.table_rows.length) return null;
   const rows = run.table_rows.flatMap((row) =>
@@ -196,22 +215,8 @@ function configuration() {
   );
 }
 function planned(run) {
-  const lines = run.plan_text
-    .slice(1)
-    .map((line) =>
-      plain(line)
-        .trim()
-        .match(/^(\w+):? +(.*)$/),
-    )
-    .filter(Boolean);
-  return lines.length
-    ? table(
-        [],
-        lines.map(([, key, text]) => [key, text]),
-        99,
-        "sum",
-      )
-    : absent("The run ended before its plan was made.");
+  if (!run.plan_rows.length) return absent("The run ended before its plan was made.");
+  return table([], run.plan_rows.map((row) => row.map(plain)), 99, "sum");
 }
 
 function environment() {

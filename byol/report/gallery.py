@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from byol.crops import center_crop
-from byol.data.loader import loaded, sample_sizes, worker_count
+from byol.data.loader import sample_sizes, worker_count
 from byol.data.source import BadImage, Source
+from byol.data.workers import loaded
 from byol.evals.encoder import Encoder, frozen
-from byol.evals.features import represent
-from byol.progress import bar, name_left_out
 from byol.report import embedding
 from byol.report.tiles import sheets, side_for, tile
+from byol.run.machine import represent
+from byol.run.progress import bar, name_left_out
 
 CHUNK = 64
 LARGEST_TILE = 64
@@ -133,7 +134,7 @@ def drawn_map(features: Tensor, gallery: int) -> dict[str, Any]:
     return {
         "gallery": gallery,
         "places": [round(value, 4) for value in scaled.reshape(-1).tolist()],
-        "nearest": near.positions.tolist(),
+        "nearest": near.rows.tolist(),
         "cosines": [[round(value, 3) for value in row] for row in near.cosines.tolist()],
         "clusters": embedding.clusters(features).tolist(),
     }

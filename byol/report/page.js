@@ -37,13 +37,7 @@ function verdict(run, index) {
       el("span", { class: "chip" }, status),
     ),
     el("h1", {}, el("span", { class: "sign", "aria-hidden": "true" }, sign), words),
-    el(
-      "p",
-      {},
-      plain(run.verdict.sentence).replace(/^(Learning|Stalled|Collapsing|Too early to tell): (.)/, (_, word, first) =>
-        first.toUpperCase(),
-      ),
-    ),
+    el("p", {}, plain(run.verdict.sentence)),
     el(
       "ul",
       { class: "facts" },

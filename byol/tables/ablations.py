@@ -34,7 +34,7 @@ def views(**fields: float) -> dict[str, float]:
     return {f"views.{view}.{name}": value for view in ("t", "t_prime") for name, value in fields.items()}
 
 
-def both_methods(label: str, byol: str, simclr: str, overrides: dict[str, Any], **more: Any) -> tuple[Row, Row]:
+def both_methods(label: str, byol: str, simclr: str, overrides: Overrides, **more: Any) -> tuple[Row, Row]:
     """A row of BYOL and its twin of SimCLR."""
     return (
         Row(f"BYOL, {label}", byol, overrides, group="BYOL", **more),

@@ -1,7 +1,7 @@
-"""The cells of a table, one for each row and seed: their keys and their stored results.
+"""The cells of a table, one for each row and seed: what each depends on, its key, and where its record is.
 
-A cell is known by what it depends on (resolved config, evaluations, seed, data), so equal cells of several tables are
-computed once. Needs no torch.
+The key is made of everything that a cell depends on (resolved config, evaluations, seed, data), so that equal cells of
+several tables are computed once. Needs no torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any
 from byol.config import apply, declared, flatten
 from byol.evals.spec import PROTOCOLS, Specs
 from byol.presets import compose
-from byol.records import read_object, require
+from byol.tables import record
+from byol.tables.record import CellRecord
 from byol.tables.table import Column, Overrides, Row, ScaleName, Table, evaluation_spec, resolved
 
 # Fields that change neither images nor weights: where things are, and how a run is logged and kept.
 FREE = {name for name, _, metadata in declared() if metadata["on_resume"]} - {"optim.epochs"} | {"data.root"}
-
-FINISHED = ("tests", "verdict", "looks", "commit", "versions", "seconds", "data", "preset", "overrides", "evaluations")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Evaluation:
 
     protocol: str
     on: str
-    spec: dict[str, Any]
+    spec: Overrides
 
     @property
     def name(self) -> str:
@@ -50,7 +49,7 @@ class Cell:
     label: str
     seed: int
     preset: str
-    overrides: dict[str, Any]
+    overrides: Overrides
     data: str
     evaluations: tuple[Evaluation, ...]
     checksums: dict[str, str]  # of each data set that is used
@@ -58,10 +57,14 @@ class Cell:
     out: Path
 
     @cached_property
-    def _pretraining(self) -> dict[str, Any]:
+    def config(self) -> Overrides:
+        """The fields that the run's images and weights depend on."""
         config = flatten(compose(self.preset, self.overrides, {})[0])
-        kept = {name: value for name, value in config.items() if name not in FREE}
-        return {"config": kept, "data": self.checksums[self.data], "untrained": self.untrained}
+        return {name: value for name, value in config.items() if name not in FREE}
+
+    @cached_property
+    def _pretraining(self) -> Overrides:
+        return {"config": self.config, "data": self.checksums[self.data], "untrained": self.untrained}
 
     @cached_property
     def run_key(self) -> str:
@@ -87,7 +90,7 @@ def _hash(value: Any) -> str:
 
 
 def checksum(data: str, root: str) -> str:
-    """Of a folder, or a named data set's folder below `root`: names and sizes of its files; else of the name."""
+    """A hash of the names and sizes of all files in a folder, or in the folder `data` below `root`; else `data`."""
     folder = next((path for path in (Path(data), Path(root) / data) if data and path.is_dir()), None)
     if folder is None:
         return data
@@ -124,11 +127,12 @@ class Plan:
         root = compose(preset, overrides, {})[0].data.root
         data = self.data or row.data
         evaluations = tuple(dict.fromkeys(self.place(row, column) for column in self.table.columns))
-        found = tuple(self.evaluation(row, place) for place in evaluations)
-        for name in (data, *(evaluation.on for evaluation in found)):
+        evaluated = tuple(self.evaluation(row, place) for place in evaluations)
+        names = (data, *(evaluation.on for evaluation in evaluated))
+        for name in names:
             sums.setdefault(name, checksum(name, root))
-        own = {name: sums[name] for name in (data, *(evaluation.on for evaluation in found))}
-        return Cell(row.label, seed, preset, overrides, data, found, own, row.untrained, self.out)
+        own = {name: sums[name] for name in names}
+        return Cell(row.label, seed, preset, overrides, data, evaluated, own, row.untrained, self.out)
 
     def place(self, row: Row, column: Column) -> tuple[str, str]:
         """(protocol, data set) of a column at this scale."""
@@ -147,19 +151,10 @@ class Plan:
         return list({cell.key: cell for cell in ordered}.values())
 
 
-def stored(cell: Cell) -> dict[str, Any] | None:
-    """The result of a cell that was computed, or failed, before."""
-    if not cell.path.exists():
-        return None
-    record = read_object(cell.path, "status")
-    require(record, cell.path, FINISHED if finished(record) else ("error",))
-    return record
-
-
-def finished(record: dict[str, Any] | None) -> bool:
-    """A failed cell is tried again when the table is started again."""
-    return record is not None and record["status"] == "finished"
+def stored(cell: Cell) -> CellRecord | None:
+    """The record of a cell that was computed, or failed, before."""
+    return record.read(cell.path) if cell.path.exists() else None
 
 
 def missing(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if not finished(stored(cell))]
+    return [cell for cell in cells if not ((known := stored(cell)) and known.finished)]

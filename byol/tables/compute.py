@@ -1,4 +1,4 @@
-"""A cell computed by whoever claims it first: stored whole or not at all, failures recorded like results.
+"""A cell is computed by the process that claims it first and stored whole or not at all; so is a failure.
 
 Needs no torch until a cell is missing.
 """
@@ -9,14 +9,14 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from byol.errors import ByolError, Interrupted
-from byol.records import write_json
-from byol.tables.cells import Cell, finished, stored
+from byol.tables.cells import Cell, stored
+from byol.tables.record import CellRecord, Score, write
 
 
 @contextmanager
@@ -35,26 +35,26 @@ def _claimed(cell: Cell, wait: bool) -> Iterator[bool]:
         lock.release()
 
 
-def compute(cell: Cell, wait: bool = False) -> dict[str, Any] | None:
-    """The cell's record, computed if it is missing; None when another process is at it. Failures are recorded."""
+def compute(cell: Cell, wait: bool = False) -> CellRecord | None:
+    """The cell's record, computed if it is missing; None while another process computes it. Failures are recorded."""
     with _claimed(cell, wait) as mine:
         if not mine:
             return None
-        record = stored(cell)
-        if record is not None and finished(record):
-            return record
+        known = stored(cell)
+        if known and known.finished:
+            return known
         began = time.monotonic()
         try:
             from byol.tables.measure import measure
 
-            outcome = {"status": "finished", **measure(cell)}
+            known = measure(cell)
         except Interrupted:
             raise
         except Exception as error:
-            outcome = {"status": "failed", "error": _words(error), "traceback": traceback.format_exc()}
-        record = {**_header(cell), "seconds": round(time.monotonic() - began, 1), **outcome}
-        write_json(cell.path, record)
-        return record
+            known = replace(header(cell), error=_words(error), traceback=traceback.format_exc())
+        known = replace(known, seconds=round(time.monotonic() - began, 1))
+        write(cell.path, known)
+        return known
 
 
 def _words(error: Exception) -> str:
@@ -62,14 +62,16 @@ def _words(error: Exception) -> str:
     return text if isinstance(error, ByolError) else f"{type(error).__name__}: {text}"
 
 
-def _header(cell: Cell) -> dict[str, Any]:
-    return {
-        "key": cell.key,
-        "run": cell.run_key,
-        "label": cell.label,
-        "seed": cell.seed,
-        "preset": cell.preset,
-        "overrides": cell.overrides,
-        "data": {Path(name).name: value for name, value in cell.checksums.items()},
-        "evaluations": [[e.protocol, Path(e.on).name, e.spec] for e in cell.evaluations],
-    }
+def header(cell: Cell) -> CellRecord:
+    """What is known of a cell before it is computed: the record of a failure without its reason."""
+    return CellRecord(
+        key=cell.key,
+        run=cell.run_key,
+        label=cell.label,
+        seed=cell.seed,
+        preset=cell.preset,
+        overrides=dict(cell.overrides),
+        data={Path(name).name: value for name, value in cell.checksums.items()},
+        status="failed",
+        scores=[Score(each.protocol, Path(each.on).name, dict(each.spec)) for each in cell.evaluations],
+    )

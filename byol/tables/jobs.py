@@ -12,16 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from byol.errors import Interrupted, UsageError
-from byol.launching import saving_first
-from byol.records import write_json
-from byol.tables.cells import Cell, finished, stored
-from byol.tables.compute import compute
+from byol.parallel.launching import saving_first
+from byol.tables.cells import Cell, stored
+from byol.tables.compute import compute, header
+from byol.tables.record import CellRecord, write
 
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 15.0
@@ -43,7 +44,7 @@ class Job:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu  # submitit has hidden them all
         with saving_first():
             record = compute(self.cell, wait=True)
-        return str(record["status"]) if record else ""
+        return record.status if record else ""
 
     def checkpoint(self) -> Any:
         """Called by submitit before a preempted job is queued again."""
@@ -52,8 +53,8 @@ class Job:
         return DelayedSubmission(self)
 
 
-def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict[str, Any]], None]) -> None:
-    """Submits all cells, as many at a time as `where` allows, and calls `done` for each that ends."""
+def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, CellRecord], None]) -> None:
+    """Submits all cells, as many at a time as `where` allows, and calls `done` for each cell that ends."""
     executor, most = _executor(where, out)
     queue = Queue() if where.startswith("slurm") else None
     waiting, tries = list(cells), Counter[str]()
@@ -65,22 +66,30 @@ def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, dict
                 with _without_stderr():
                     running.append((job, executor.submit(job)))
             time.sleep(POLL_SECONDS)
-            if queue:
-                queue.look(submitted for _, submitted in running)
-            ended = [pair for pair in running if (queue.ended(pair[1]) if queue else pair[1].done())]
-            running = [pair for pair in running if pair not in ended]
-            for cell, submitted in ((job.cell, submitted) for job, submitted in ended):
-                tries[cell.key] += 1
-                record = stored(cell)
-                if record is None and tries[cell.key] < TRIES:
-                    waiting.append(cell)
+            for job, submitted in _ended(running, queue):
+                running.remove((job, submitted))
+                tries[job.cell.key] += 1
+                record = stored(job.cell)
+                if record is None and tries[job.cell.key] < TRIES:
+                    waiting.append(job.cell)
                 else:
-                    done(cell, record or _lost(cell, submitted))
+                    done(job.cell, record or _lost(job.cell, submitted))
     except Interrupted:
-        if where.startswith("local"):  # a cluster's queue goes on without us; the same command finds its results
-            for _, submitted in running:
-                submitted.cancel()
+        _cancel([] if queue else running)  # a cluster's queue goes on without us; the same command finds its results
         raise
+
+
+def _cancel(running: Sequence[tuple[Job, Any]]) -> None:
+    for _, submitted in running:
+        submitted.cancel()
+
+
+def _ended(running: Sequence[tuple[Job, Any]], queue: Queue | None) -> list[tuple[Job, Any]]:
+    """The jobs that have ended, with or without a result."""
+    if queue is None:
+        return [pair for pair in running if pair[1].done()]
+    queue.look(submitted for _, submitted in running)
+    return [pair for pair in running if queue.ended(pair[1])]
 
 
 def _free_gpu(running: Iterable[Job]) -> str:
@@ -128,14 +137,12 @@ class Queue:
         return job.paths.result_pickle.exists() or self.missed[job.job_id] > 1
 
 
-def _lost(cell: Cell, job: Any) -> dict[str, Any]:
-    """A job that never wrote a result is a failed cell like any other."""
+def _lost(cell: Cell, job: Any) -> CellRecord:
+    """The record of a cell whose jobs never wrote one: it has failed like any other."""
     last = (job.stderr() or "nothing").strip().splitlines()[-1][:300]
-    record = {"status": "failed", "label": cell.label, "seed": cell.seed, "seconds": 0.0}
-    record["error"] = f"{TRIES} jobs ended without a result; the last one said: {last}"
-    if not finished(stored(cell)):
-        write_json(cell.path, record)
-    return record
+    lost = replace(header(cell), error=f"{TRIES} jobs ended without a result; the last one said: {last}")
+    write(cell.path, lost)
+    return lost
 
 
 def _executor(where: str, out: Path) -> tuple[Any, int]:

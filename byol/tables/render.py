@@ -1,6 +1,6 @@
 """A table's record as Markdown and CSV: our mean ± half the range beside the paper's figure, and the order of rows.
 
-Everything here is a function of the record that `run.collect` makes; needs no torch.
+Every function takes the record that `run.collect` makes, or a part of it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from byol.tables.record import CellFacts, RowFacts, TableRecord
 from byol.tables.table import published
 
 CLEAR = 1.0  # points: rows that are closer than this in the paper may change places by chance
-
-Record = Mapping[str, Any]
 
 
 class Ours(NamedTuple):
@@ -36,71 +34,71 @@ class Agreement(NamedTuple):
     clear_pairs: int
 
 
-def ours(row: Record, title: str) -> Ours | None:
+def values_of(row: RowFacts, title: str) -> list[float]:
+    """The figure of each seed that has one."""
+    return [cell.figures[title] for cell in row.cells if title in cell.figures]
+
+
+def ours(row: RowFacts, title: str) -> Ours | None:
     """What our runs gave for a column, if any did."""
-    values = [cell["figures"][title] for cell in row["cells"] if title in cell.get("figures", {})]
+    values = values_of(row, title)
     return Ours(mean(values), (max(values) - min(values)) / 2, len(values)) if values else None
 
 
-def theirs(row: Record, title: str) -> float | None:
+def theirs(row: RowFacts, title: str) -> float | None:
     """The paper's figure, if it prints one."""
-    found = published(row["published"].get(title, "-"))
-    return found.value if found else None
+    figure = published(row.published.get(title, "-"))
+    return figure.value if figure else None
 
 
-def agreement(record: Record, title: str) -> Agreement:
+def agreement(table: TableRecord, title: str) -> Agreement:
     """Over all pairs of rows with both figures; of rows that share one run only the first counts."""
-    rows = [row for row in record["rows"] if not row["repeats"]]
-    known = [(theirs(row, title), ours(row, title)) for row in rows]
-    points = [(paper, found.mean) for paper, found in known if paper is not None and found is not None]
+    known = [(theirs(row, title), ours(row, title)) for row in table.rows if not row.repeats]
+    points = [(paper, own.mean) for paper, own in known if paper is not None and own is not None]
     counts = Counter[str]()
-    for place, (paper, found) in enumerate(points):
-        for other_paper, other_found in points[place + 1 :]:
+    for place, (paper, own) in enumerate(points):
+        for other_paper, other_own in points[place + 1 :]:
             if paper == other_paper:
                 continue
-            same = (paper - other_paper) * (found - other_found) > 0
+            same = (paper - other_paper) * (own - other_own) > 0
             kinds = ("all", "clear") if abs(paper - other_paper) > CLEAR else ("all",)
             counts.update([*kinds, *(f"{kind} agree" for kind in kinds if same)])
     return Agreement(counts["all agree"], counts["all"], counts["clear agree"], counts["clear"])
 
 
-def verdicts(row: Record) -> str:
+def verdicts(row: RowFacts) -> str:
     """`learning`, or how many of the seeds say what; failures with their reason."""
-    words = Counter(_word(cell) for cell in row["cells"])
+    words = Counter(_word(cell) for cell in row.cells)
     return ", ".join(word if len(words) == 1 else f"{count} {word}" for word, count in words.items())
 
 
-def _word(cell: Record) -> str:
-    if cell["status"] == "finished":
-        return str(cell["verdict"]["word"])
-    return f"failed: {cell['error']}" if cell["status"] == "failed" else "missing"
+def _word(cell: CellFacts) -> str:
+    if cell.status == "finished":
+        return cell.verdict.word
+    return f"failed: {cell.error}" if cell.status == "failed" else "missing"
 
 
-def percent(found: Ours | None) -> str:
-    if found is None:
+def percent(own: Ours | None) -> str:
+    if own is None:
         return "–"
-    return f"{found.mean:.1f} ± {found.half_range:.1f}" if found.seeds > 1 else f"{found.mean:.1f}"
+    return f"{own.mean:.1f} ± {own.half_range:.1f}" if own.seeds > 1 else f"{own.mean:.1f}"
 
 
-def markdown(record: Record) -> str:
+def markdown(table: TableRecord) -> str:
     """The table for people, with what it rests on and the paper's inconsistencies below."""
-    titles = [column["title"] for column in record["columns"]]
+    titles = [column.title for column in table.columns]
     heads = ["row", *(f"{title}{who}" for title in titles for who in (", ours", ", paper")), "seeds", "verdict"]
-    lines = [f"**{record['title']}** ({record['source']}), `{record['scale']}` scale", ""]
+    lines = [f"**{table.title}** ({table.source}), `{table.scale}` scale", ""]
     lines += [_line(heads), "|---" * len(heads) + "|"]
-    for row in record["rows"]:
-        figures = [
-            (percent(ours(row, title)), row["published"].get(title, "–").replace("±", " ± ")) for title in titles
-        ]
-        seeds = sum(cell["status"] == "finished" for cell in row["cells"])
-        same = f"; same run as “{row['repeats']}”" if row["repeats"] else ""
-        lines.append(
-            _line([row["label"], *(text for pair in figures for text in pair), str(seeds), verdicts(row) + same])
-        )
-    notes = [_order(record, title) for title in titles]
-    if record["scale"] == "cpu":
-        notes.append(f"Ours: {_how(record)}; the paper's figures are ImageNet's: the order is compared, not the level.")
-    notes += [f"Note: {note}" for note in record["notes"]]
+    for row in table.rows:
+        figures = [(percent(ours(row, title)), row.published.get(title, "–").replace("±", " ± ")) for title in titles]
+        seeds = sum(cell.status == "finished" for cell in row.cells)
+        same = f"; same run as “{row.repeats}”" if row.repeats else ""
+        lines.append(_line([row.label, *(text for pair in figures for text in pair), str(seeds), verdicts(row) + same]))
+    notes = [_order(table, title) for title in titles]
+    if table.scale == "cpu":
+        notes.append(f"Ours: {_how(table)}; the paper's figures are ImageNet's: the order is compared, not the level.")
+    notes += [f"Note: {note}" for note in table.notes]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes if note)]) + "\n"
 
 
@@ -108,38 +106,36 @@ def _line(texts: list[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
 
-def _order(record: Record, title: str) -> str:
-    found = agreement(record, title)
-    if not found.pairs:
+def _order(table: TableRecord, title: str) -> str:
+    order = agreement(table, title)
+    if not order.pairs:
         return ""
-    clear = f", {found.clear_agree} of {found.clear_pairs} of those more than {CLEAR:g} point apart there"
-    return f"{title}: {found.agree} of {found.pairs} pairs of rows are in the paper's order" + clear * (
-        found.clear_pairs > 0
+    clear = f", {order.clear_agree} of {order.clear_pairs} of those more than {CLEAR:g} point apart there"
+    return f"{title}: {order.agree} of {order.pairs} pairs of rows are in the paper's order" + clear * (
+        order.clear_pairs > 0
     )
 
 
-def _how(record: Record) -> str:
-    """Data, preset and protocol of the runs, from the first that is finished."""
-    cells = [cell for row in record["rows"] for cell in row["cells"] if cell["status"] == "finished"]
-    if not cells:
+def _how(table: TableRecord) -> str:
+    """Data, preset and protocol of the runs, from the first cell that is finished."""
+    cell = next((cell for row in table.rows for cell in row.cells if cell.status == "finished"), None)
+    if cell is None:
         return "no run is finished"
-    cell = cells[0]
-    protocols = ", ".join(dict.fromkeys(column["protocol"] for column in record["columns"]))
-    epochs = f"{cell['overrides'].get('optim.epochs', 0):g} epochs of " if "optim.epochs" in cell["overrides"] else ""
-    return f"`{cell['preset']}`, {epochs}{next(iter(cell['data']))}, {protocols}, test images"
+    protocols = ", ".join(dict.fromkeys(column.protocol for column in table.columns))
+    epochs = f"{cell.overrides['optim.epochs']:g} epochs of " if "optim.epochs" in cell.overrides else ""
+    return f"`{cell.preset}`, {epochs}{next(iter(cell.data))}, {protocols}, test images"
 
 
-def comma_separated(record: Record) -> str:
-    """A line a row and column: means and the figure of every seed."""
+def comma_separated(table: TableRecord) -> str:
+    """A line for each row and column: means and the figure of every seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "row", "column", "paper", "mean", "half_range", "seeds", "values", "verdicts"])
-    for row in record["rows"]:
-        for title in (column["title"] for column in record["columns"]):
-            found = ours(row, title)
-            values = [cell["figures"][title] for cell in row["cells"] if title in cell.get("figures", {})]
-            spread = [f"{found.mean:.3f}", f"{found.half_range:.3f}", found.seeds] if found else ["", "", 0]
-            paper = row["published"].get(title, "")
-            each = " ".join(f"{value:.3f}" for value in values)
-            writer.writerow([record["table"], row["label"], title, paper, *spread, each, verdicts(row)])
+    for row in table.rows:
+        for title in (column.title for column in table.columns):
+            own = ours(row, title)
+            spread = [f"{own.mean:.3f}", f"{own.half_range:.3f}", own.seeds] if own else ["", "", 0]
+            each = " ".join(f"{value:.3f}" for value in values_of(row, title))
+            paper = row.published.get(title, "")
+            writer.writerow([table.table, row.label, title, paper, *spread, each, verdicts(row)])
     return text.getvalue()

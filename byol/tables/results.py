@@ -8,21 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 from byol.tables.ablations import SIMCLR
-from byol.tables.table import Column, Row, Table
+from byol.tables.table import Column, Overrides, Row, Table
 
 BASE = "paper-1000"
 LINEAR = (Column("Top-1", cpu="linear"), Column("Top-5", figure="top5", cpu="linear"))
 
 
-def encoder(depth: int, width: int) -> dict[str, Any]:
+def encoder(depth: int, width: int) -> Overrides:
     return {"network.encoder": f"resnet{depth}", "network.width": float(width)}
 
 
-def protocols(name: str, overrides: dict[str, Any], printed: list[str], **more: Any) -> tuple[Row, ...]:
+def protocols(name: str, overrides: Overrides, printed: list[str], **more: Any) -> tuple[Row, ...]:
     """The four protocols for one encoder: they share its pretraining."""
     pretraining = {"linear.views": "pretraining"}
     regularized = {"linear.tclip": 20.0, "linear.logit_penalty": 0.01}
-    kinds: list[tuple[str, dict[str, Any]]] = [
+    kinds: list[tuple[str, Overrides]] = [
         ("", {}),
         (", pre-train augmentations", pretraining),
         (", logits regularization", regularized),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
 from byol.errors import ByolError, UsageError
-from byol.progress import duration, say
-from byol.records import meaning_of, write_atomically, write_json
+from byol.evals.metrics import shown
+from byol.run.files import write_atomically
+from byol.run.progress import duration, say, tell
 from byol.tables import jobs, render
-from byol.tables.cells import Cell, Plan, finished, missing, stored
+from byol.tables.cells import Cell, Plan, missing, stored
 from byol.tables.compute import compute
+from byol.tables.record import CellFacts, CellRecord, ColumnFacts, RowFacts, TableRecord, write_table
 from byol.tables.table import Column, Row
 
 POLL_SECONDS = 1.0
@@ -31,22 +32,23 @@ class Progress:
         whole = each * (self.total - self.done) / self.at_a_time
         return f"about {duration(whole)} left, at {duration(each)} a cell"
 
-    def ended(self, cell: Cell, record: dict[str, Any]) -> None:
+    def ended(self, cell: Cell, record: CellRecord) -> None:
         self.done += 1
-        if finished(record):
-            self.seconds.append(record["seconds"])
-            figures = [f"{100 * value:.2f} %" for test in record["tests"] for value in list(test.values())[:1]]
-            how = f"{', '.join(figures[:3])} ({record['verdict']['word']})"
+        if record.finished:
+            self.seconds.append(record.seconds)
+            figures = [shown(name, value) for score in record.scores for name, value in list(score.test.items())[:1]]
+            how = f"{', '.join(figures[:3])} ({record.verdict.word})"
         else:
-            how = f"failed: {record['error']}"
+            how = f"failed: {record.error}"
         say(f"[{self.done}/{self.total}] {cell.label}, seed {cell.seed}: {how}; {self.left()}")
 
 
-def run(plan: Plan, where: str = "") -> dict[str, Any]:
+def run(plan: Plan, where: str = "") -> TableRecord:
     """Computes what is missing, writes the table's files and prints it; the same call again continues."""
     cells = plan.distinct()
+    forget_other_weights(cells)
     todo = missing(cells)
-    known = [record["seconds"] for cell in cells if (record := stored(cell)) and finished(record)]
+    known = [record.seconds for cell in cells if (record := stored(cell)) and record.finished]
     at_a_time = int(where.partition(":")[2]) if where.startswith("local:") and where[6:].isdecimal() else 1
     progress = Progress(len(todo), known, max(1, at_a_time))
     say(
@@ -58,16 +60,27 @@ def run(plan: Plan, where: str = "") -> dict[str, Any]:
         jobs.run(todo, where, plan.out, progress.ended)
     elif todo:
         one_after_another(todo, progress)
-    record = collect(plan)
-    write(plan, record)
-    failed = [cell for cell in cells if not finished(stored(cell))]
-    if failed:
+    table = collect(plan)
+    write(plan, table)
+    if failed := missing(cells):
         raise ByolError(f"{len(failed)} of {len(cells)} cells failed; the same command tries them again.")
-    return record
+    return table
+
+
+def forget_other_weights(cells: Sequence[Cell]) -> None:
+    """Drops the figures of encoders that were trained again since they were scored, so that they are scored anew."""
+    for cell in cells:
+        if not ((record := stored(cell)) and record.finished and (cell.run / "encoder.safetensors").exists()):
+            continue
+        from byol.tables.measure import is_current  # torch is loaded only where there are weights to compare
+
+        if not is_current(cell, record):
+            say(f"{cell.label}, seed {cell.seed}: the figures are of other weights than {cell.run} holds now.")
+            cell.path.unlink(missing_ok=True)
 
 
 def one_after_another(cells: Sequence[Cell], progress: Progress) -> None:
-    """In this process; what another process has claimed is looked at again later."""
+    """Computes the cells in this process; cells that another process has claimed are looked at again later."""
     waiting = list(cells)
     while waiting:
         left = []
@@ -82,86 +95,73 @@ def one_after_another(cells: Sequence[Cell], progress: Progress) -> None:
         waiting = left
 
 
-def collect(plan: Plan) -> dict[str, Any]:
+def collect(plan: Plan) -> TableRecord:
     """The table as it stands: everything that its renderings show, and the evidence."""
     table = plan.table
     first_with: dict[str, str] = {}
     rows = []
     for row in plan.rows:
         cells = plan.cells[row.label]
-        repeats = first_with.setdefault(cells[0].key, row.label)
+        first = first_with.setdefault(cells[0].key, row.label)
         printed = dict(zip((c.title for c in table.columns), row.printed.split(), strict=False))
+        published = {title: figure for title, figure in printed.items() if figure != "-"}
+        repeats = "" if first == row.label else first
         rows.append(
-            {
-                "label": row.label,
-                "group": row.group,
-                "x": row.x,
-                "published": {title: figure for title, figure in printed.items() if figure != "-"},
-                "repeats": "" if repeats == row.label else repeats,
-                "cells": [_result(plan, row, cell) for cell in cells],
-            }
+            RowFacts(row.label, row.group, row.x, published, repeats, [_result(plan, row, cell) for cell in cells])
         )
-    return {
-        "table": table.name,
-        "title": table.title,
-        "source": table.source,
-        "scale": plan.scale,
-        "figure": table.figure,
-        "columns": [{"title": c.title, "x": c.x, "protocol": plan.place(plan.rows[0], c)[0]} for c in table.columns],
-        "notes": list(table.notes),
-        "seeds": plan.seeds,
-        "rows": rows,
-    }
+    columns = [ColumnFacts(c.title, c.x, plan.place(plan.rows[0], c)[0]) for c in table.columns]
+    about = (table.name, table.title, table.source, plan.scale, table.figure)
+    return TableRecord(*about, columns, list(table.notes), plan.seeds, rows)
 
 
-def _result(plan: Plan, row: Row, cell: Cell) -> dict[str, Any]:
+def _result(plan: Plan, row: Row, cell: Cell) -> CellFacts:
     record = stored(cell)
     if record is None:
-        return {"seed": cell.seed, "key": cell.key, "status": "missing"}
-    if not finished(record):
-        return {"seed": cell.seed, "key": cell.key, "status": "failed", "error": record["error"]}
-    with meaning_of(cell.path):
-        figures = {column.title: _figure(plan, row, column, cell, record["tests"]) for column in plan.table.columns}
-    return {
-        "seed": cell.seed,
-        "key": cell.key,
-        "status": "finished",
-        "figures": {title: value for title, value in figures.items() if value is not None},
-        "verdict": record["verdict"],
-        "seconds": record["seconds"],
-        "looks": record["looks"],
-        "commit": record["commit"],
-        "versions": record["versions"],
-        "data": record["data"],
-        "preset": record["preset"],
-        "overrides": record["overrides"],
-        "evaluations": record["evaluations"],
-    }
+        return CellFacts(cell.seed, "missing", cell.key)
+    if not record.finished:
+        return CellFacts(cell.seed, "failed", cell.key, error=record.error)
+    figures = {column.title: _figure(plan, row, column, cell, record) for column in plan.table.columns}
+    return CellFacts(
+        cell.seed,
+        "finished",
+        cell.key,
+        {title: value for title, value in figures.items() if value is not None},
+        record.verdict,
+        record.seconds,
+        record.looks,
+        record.commit,
+        record.versions,
+        record.data,
+        record.preset,
+        record.overrides,
+        record.scores,
+        record.weights,
+    )
 
 
-def _figure(plan: Plan, row: Row, column: Column, cell: Cell, tests: list[dict[str, float]]) -> float | None:
+def _figure(plan: Plan, row: Row, column: Column, cell: Cell, record: CellRecord) -> float | None:
     """In percent; none where the data have no such figure, as top-5 of five classes, or nothing could be scored."""
-    places = [(evaluation.protocol, evaluation.on) for evaluation in cell.evaluations]
-    if not tests:
+    if not record.scores:
         return None
-    test = tests[places.index(plan.place(row, column))]
-    share = test.get(column.figure) if column.figure else next(iter(test.values()))
+    places = [(evaluation.protocol, evaluation.on) for evaluation in cell.evaluations]
+    test = record.scores[places.index(plan.place(row, column))].test
+    share = test.get(column.figure) if column.figure else next(iter(test.values()), None)
     return None if share is None else round(100 * share, 4)
 
 
-def write(plan: Plan, record: dict[str, Any]) -> None:
+def write(plan: Plan, table: TableRecord) -> None:
     """NAME-SCALE.json, .md, .csv and, where matplotlib is installed, .png; the Markdown also to the screen."""
     plan.out.mkdir(parents=True, exist_ok=True)
     base = plan.out / f"{plan.table.name}-{plan.scale}"
-    write_json(base.with_suffix(".json"), record)
-    text = render.markdown(record)
+    write_table(base.with_suffix(".json"), table)
+    text = render.markdown(table)
     write_atomically(base.with_suffix(".md"), text.encode())
-    write_atomically(base.with_suffix(".csv"), render.comma_separated(record).encode())
+    write_atomically(base.with_suffix(".csv"), render.comma_separated(table).encode())
     try:
         from byol.tables.figures import picture
 
-        picture(base.with_suffix(".png"), record)
+        picture(base.with_suffix(".png"), table)
     except UsageError as error:
         say(f"No picture: {error}")
-    print(text, end="")
+    tell(text.rstrip("\n"))
     say(f"Written: {base}.json, .md, .csv, .png")

@@ -1,4 +1,4 @@
-"""The encoder of a run for others to use: written, loaded again, compared, and shown how to use in a few lines."""
+"""The encoder of a run in the formats of other libraries: written, loaded again, compared, with lines that use it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from byol import networks
 from byol.checkpoint import encoder_header, encoder_path, encoder_settings, load_encoder, save_encoder
 from byol.config import Config, apply
 from byol.errors import DiskError, OutputBusy, UsageError, nearest
-from byol.records import write_atomically, write_json
-from byol.weights import card, reader
+from byol.evals.encoder import checksum
+from byol.run.files import followed, placed, read_json, write_atomically, write_json
+from byol.weights import card, reader, resnets
 from byol.weights.compare import difference
 
 TOLERANCE = 1e-5  # relative; other libraries and runtimes sum in another order
-ALONE = "import torch, torchvision"
 
 
 class Source(NamedTuple):
@@ -35,7 +34,7 @@ class Source(NamedTuple):
 
 
 class Export(NamedTuple):
-    """What was written, how far its features are from ours, and the lines that use it."""
+    """The files written, how far the features of the loaded files are from ours, and Python lines that use them."""
 
     files: list[Path]
     difference: float
@@ -43,16 +42,16 @@ class Export(NamedTuple):
 
 
 def export(run: Path, to: str, out: Path) -> Export:
-    """Writes the encoder of a run, or of an encoder file, in the format `to`; success means that features agree."""
+    """Writes the encoder of a run or of an encoder file in the format `to`; succeeds only if features agree."""
     if to not in EXPORTS:
         raise UsageError(f"There is no export '{to}'. {nearest(to, EXPORTS)}")
     write, suffixes, limit = EXPORTS[to]
     if suffixes and out.suffix not in suffixes:
-        raise UsageError(f"--out for {to} should end in {' or '.join(suffixes)}, not be {out}.")
+        raise UsageError(f"--out for {to} must name a {' or '.join(suffixes)} file, not {out}.")
     source = open_run(run)
     if out.exists() and out.samefile(encoder_path(run)):
         raise UsageError(f"--out is the encoder that is read, {out}. Choose another.")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = placed(out)
     done = write(source, out)
     if not done.difference <= limit:
         for file in done.files:
@@ -73,8 +72,7 @@ def to_safetensors(source: Source, out: Path) -> Export:
     """Our own file: torchvision's names, and a header from which `byol.load_encoder` rebuilds the network."""
     extra = {name: value for name, value in source.header.items() if name not in ("network", "views", "resolution")}
     save_encoder(out, source.module, source.config, extra)
-    lines = ["import byol, torch", f"encoder = byol.load_encoder({str(out)!r})", *_use("encoder", source)]
-    return Export([out], difference(source.module, load_encoder(out), source.config), lines)
+    return Export([out], difference(source.module, load_encoder(out), source.config), _own_lines(source, out))
 
 
 def to_torchvision(source: Source, out: Path) -> Export:
@@ -83,55 +81,10 @@ def to_torchvision(source: Source, out: Path) -> Export:
     content = io.BytesIO()
     torch.save({name: value.cpu() for name, value in source.module.state_dict().items()}, content)
     write_atomically(out, content.getvalue())
-    model = torchvision_model(source.config)
+    model, lines = resnets.resnet("torchvision", source.config.network)
     model.load_state_dict(reader.read(out))
-    lines = [
-        *torchvision_lines(source.config),
-        "model.fc = torch.nn.Identity()",
-        f"model.load_state_dict(torch.load({str(out)!r}, weights_only=True))",
-        *_use("model.eval()", source),
-    ]
-    return Export([out], difference(source.module, model.eval(), source.config), lines)
-
-
-def torchvision_model(config: Config) -> nn.Module:
-    """torchvision's ResNet in the width of ours; it has no such option, so its groups are made narrower or wider."""
-    from torchvision.models import resnet
-
-    depth, width, stem = _shape(config)
-    block, blocks = networks.RESNETS[depth]
-
-    class Scaled(resnet.ResNet):  # type: ignore[misc]
-        def _make_layer(self, kind: Any, planes: int, *more: Any, **named: Any) -> Any:
-            if planes == 64:
-                self.inplanes: int = stem
-            return super()._make_layer(kind, round(planes * width), *more, **named)
-
-    kind = resnet.Bottleneck if block is networks.Bottleneck else resnet.BasicBlock
-    model: nn.Module = Scaled(kind, list(blocks))
-    _replace_stem(model, config, stem)
-    model.fc = nn.Identity()
-    return model
-
-
-def torchvision_lines(config: Config) -> list[str]:
-    """The same in words to paste."""
-    depth, width, stem = _shape(config)
-    if width == 1 and not config.network.small_images:
-        return [ALONE, f"model = torchvision.models.resnet{depth}()"]
-    kind = "Bottleneck" if networks.RESNETS[depth][0] is networks.Bottleneck else "BasicBlock"
-    lines = [ALONE, "from torchvision.models import resnet"]
-    if width == 1:
-        lines.append(f"model = resnet.resnet{depth}()")
-    else:
-        lines += [
-            "class Scaled(resnet.ResNet):",
-            "    def _make_layer(self, kind, planes, *more, **named):",
-            f"        self.inplanes = {stem} if planes == 64 else self.inplanes",
-            f"        return super()._make_layer(kind, round(planes * {width:g}), *more, **named)",
-            f"model = Scaled(resnet.{kind}, {list(networks.RESNETS[depth][1])})",
-        ]
-    return lines + _stem_lines(config, stem)
+    lines.append(f"model.load_state_dict(torch.load({str(out)!r}, weights_only=True))")
+    return Export([out], difference(source.module, model.eval(), source.config), lines + _use("model.eval()", source))
 
 
 def to_timm(source: Source, out: Path) -> Export:
@@ -144,7 +97,7 @@ def to_timm(source: Source, out: Path) -> Export:
         lines = ["import timm, torch", f'model = timm.create_model("{name}", num_classes=0)']
     else:
         _only_resnets(source, "timm")
-        model, lines = timm_model(source.config), timm_lines(source.config)
+        model, lines = resnets.resnet("timm", source.config.network)
     write_atomically(out, content)
     model.load_state_dict(load_file(out))
     lines += ["from safetensors.torch import load_file", f"model.load_state_dict(load_file({str(out)!r}))"]
@@ -153,51 +106,6 @@ def to_timm(source: Source, out: Path) -> Export:
         difference(source.module, model.eval(), source.config),
         [*lines, *_use("model.eval()", source)],
     )
-
-
-def timm_model(config: Config) -> nn.Module:
-    """timm's ResNet; its plain stem always has 64 channels, so what reads it is replaced when ours has others."""
-    from timm.models import resnet
-
-    depth, width, stem = _shape(config)
-    block, blocks = networks.RESNETS[depth]
-    kind = resnet.Bottleneck if block is networks.Bottleneck else resnet.BasicBlock
-    channels = tuple(round(64 * width * 2**group) for group in range(4))
-    model: Any = resnet.ResNet(kind, list(blocks), num_classes=0, channels=channels)
-    _replace_stem(model, config, stem)
-    if stem != 64:
-        first, wide = model.layer1[0], channels[0]
-        if block is networks.Bottleneck:
-            first.conv1 = nn.Conv2d(stem, wide, 1, bias=False)
-            first.downsample[0] = nn.Conv2d(stem, 4 * wide, 1, bias=False)
-        else:
-            first.conv1 = nn.Conv2d(stem, wide, 3, padding=1, bias=False)
-            first.downsample = None
-    made: nn.Module = model
-    return made
-
-
-def timm_lines(config: Config) -> list[str]:
-    depth, width, stem = _shape(config)
-    if width == 1:
-        made = ["import timm, torch", f'model = timm.create_model("resnet{depth}", num_classes=0)']
-        return made + _stem_lines(config, stem)
-    bottleneck = networks.RESNETS[depth][0] is networks.Bottleneck
-    kind, blocks = "Bottleneck" if bottleneck else "BasicBlock", list(networks.RESNETS[depth][1])
-    channels = tuple(round(64 * width * 2**group) for group in range(4))
-    first = f"model.layer1[0].conv1 = torch.nn.Conv2d({stem}, {channels[0]}, "
-    if bottleneck:
-        shortcut = f"model.layer1[0].downsample[0] = torch.nn.Conv2d({stem}, {4 * channels[0]}, 1, bias=False)"
-    else:
-        shortcut = "model.layer1[0].downsample = None"
-    return [
-        "import torch",
-        "from timm.models import resnet",
-        f"model = resnet.ResNet(resnet.{kind}, {blocks}, num_classes=0, channels={channels})",
-        *_stem_lines(config, stem),
-        first + ("1, bias=False)" if bottleneck else "3, padding=1, bias=False)"),
-        shortcut,
-    ]
 
 
 def to_onnx(source: Source, out: Path) -> Export:
@@ -241,27 +149,52 @@ def to_onnx(source: Source, out: Path) -> Export:
 
 
 def to_huggingface(source: Source, out: Path) -> Export:
-    """A folder as the Hugging Face hub shows it: weights, config and a model card of results, data and settings."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").exists())):
+    """A folder as the Hugging Face hub shows it: weights, config and a model card of results, data and settings.
+
+    config.json is written first: it tells an export that was killed in the middle from a folder of somebody else.
+    """
+    out = followed(out)
+    if out.exists() and not _is_export(out):
         raise OutputBusy(f"{out} exists and is no exported model. Choose another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    weights = out / "model.safetensors"
-    own = to_safetensors(source, weights)
-    plain = _plain(source.config)
-    lines = own.lines
-    if plain:
-        lines = ["import timm, torch", f"model = timm.create_model({f'local-dir:{out}'!r}, pretrained=True)"]
-        lines += _use("model.eval()", source)
+    weights, plain = out / "model.safetensors", _plain(source.config)
     write_json(out / "config.json", card.config(source.config, int(source.module.num_features), plain))  # type: ignore[arg-type]
-    portable = [line.replace(str(out), out.name) for line in lines]
-    write_atomically(out / "README.md", card.text(source.run, source.config, source.header, portable).encode())
+    own = to_safetensors(source, weights)
+    lines = _timm_lines if plain else _own_lines
+    elsewhere = Path(out.resolve().name)  # a card is read where the folder was copied to
+    portable = lines(source, elsewhere if plain else elsewhere / weights.name)
+    text = card.text(source.run, source.config, source.header, portable, checksum(source.module))
+    write_atomically(out / "README.md", text.encode())
     worst = own.difference
     if plain and _installed("timm"):
         import timm
 
         model = timm.create_model(f"local-dir:{out}", pretrained=True)
         worst = max(worst, difference(source.module, model.eval(), source.config))
-    return Export([weights, out / "config.json", out / "README.md"], worst, lines)
+    used = lines(source, out if plain else weights)
+    return Export([weights, out / "config.json", out / "README.md"], worst, used)
+
+
+def _own_lines(source: Source, file: Path) -> list[str]:
+    return ["import byol, torch", f"encoder = byol.load_encoder({str(file)!r})", *_use("encoder", source)]
+
+
+def _timm_lines(source: Source, folder: Path) -> list[str]:
+    model = f"model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)"
+    return ["import timm, torch", model, *_use("model.eval()", source)]
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder is empty but for hidden files, or holds a model that was exported here."""
+    if not folder.is_dir():
+        return False
+    if all(path.name.startswith(".") for path in folder.iterdir()):
+        return True
+    try:
+        config = read_json(folder / "config.json")
+    except DiskError:
+        return False
+    return isinstance(config, dict) and "byol" in config
 
 
 def _plain(config: Config) -> bool:
@@ -269,33 +202,6 @@ def _plain(config: Config) -> bool:
     network = config.network
     own = not network.encoder.startswith("timm:")
     return own and network.width == 1 and not network.small_images and network.padding == "symmetric"
-
-
-def _shape(config: Config) -> tuple[int, float, int]:
-    """Depth, width, and channels of the stem."""
-    width = config.network.width
-    return int(config.network.encoder.removeprefix("resnet")), width, max(1, round(64 * width))
-
-
-def _replace_stem(model: Any, config: Config, stem: int) -> None:
-    if config.network.small_images:
-        model.conv1, model.maxpool = nn.Conv2d(3, stem, 3, padding=1, bias=False), nn.Identity()
-    elif stem != 64:
-        model.conv1 = nn.Conv2d(3, stem, 7, 2, 3, bias=False)
-    if stem != 64:
-        model.bn1 = nn.BatchNorm2d(stem)
-
-
-def _stem_lines(config: Config, stem: int) -> list[str]:
-    lines = []
-    if config.network.small_images:
-        lines.append(f"model.conv1 = torch.nn.Conv2d(3, {stem}, 3, padding=1, bias=False)")
-        lines.append("model.maxpool = torch.nn.Identity()")
-    elif stem != 64:
-        lines.append(f"model.conv1 = torch.nn.Conv2d(3, {stem}, 7, 2, 3, bias=False)")
-    if stem != 64:
-        lines.append(f"model.bn1 = torch.nn.BatchNorm2d({stem})")
-    return lines
 
 
 def _use(model: str, source: Source) -> list[str]:
@@ -311,9 +217,9 @@ def _use(model: str, source: Source) -> list[str]:
 def _only_resnets(source: Source, to: str) -> None:
     network = source.config.network
     if network.encoder.startswith("timm:"):
-        raise UsageError(f"{network.encoder} is no ResNet of {to}'s. Export it to timm, onnx, safetensors.")
+        raise UsageError(f"{network.encoder} is not a ResNet of {to}. Export it to timm, onnx or safetensors.")
     if network.padding == "same":
-        raise UsageError(f"{to} has no padding as in JAX, so its features would differ. Export to onnx or safetensors.")
+        raise UsageError(f"{to} cannot pad as JAX does, so features would differ. Export to onnx or safetensors.")
 
 
 def _installed(name: str) -> bool:

@@ -1,23 +1,27 @@
-"""Encoders that others have trained, as an encoder file of ours: format detected, every tensor accounted for."""
+"""Encoders that other code bases have trained: the format is detected and every tensor accounted for.
+
+`load_encoder` opens such a file directly; `byol import` writes it as an encoder file of byol.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from byol import networks
-from byol.checkpoint import check_finite, encoder_header, encoder_settings, load_encoder, save_encoder
+from byol import checkpoint, networks
+from byol.checkpoint import check_finite, encoder_header, encoder_settings, save_encoder
 from byol.config import Config, apply
 from byol.errors import BadData, DiskError, UsageError
+from byol.run.files import open_regular, placed
 from byol.weights import reader
 from byol.weights.compare import difference
 
@@ -45,66 +49,88 @@ class Found(NamedTuple):
 def import_encoder(file: Path, out: Path, resolution: int = 0) -> Found:
     """Writes the encoder of `file` to `out`; the written file is loaded again and compared before this returns."""
     if out.suffix != ".safetensors":
-        raise UsageError(f"--out should end in .safetensors, not be {out}.")
+        raise UsageError(f"--out must name a .safetensors file, not {out}.")
     if out.exists() and out.samefile(file):
         raise UsageError(f"--out is the file that is read, {file}. Choose another.")
     found = find(file)
+    encoder, config = built(found, file, resolution)
+    out = placed(out)
+    save_encoder(out, encoder, config, {"step": 0, "origin": found.origin})
+    if difference(encoder, checkpoint.load_encoder(out), config):
+        raise DiskError(f"{out} does not give the features that were written; the disk may be at fault.")
+    return found
+
+
+def load_encoder(path: str | Path) -> nn.Module:
+    """The trained encoder of a run, of an encoder file, or of any file that `byol import` knows, in evaluation mode."""
+    return open_weights(path)[0]
+
+
+def open_weights(path: str | Path) -> tuple[nn.Module, Config]:
+    """The encoder at a path that `load_encoder` takes, and the config that says how its input is made."""
+    file = Path(path)
+    if file.is_file() and not is_own(file):
+        return built(find(file), file)
+    config = apply(Config(), encoder_settings(encoder_header(path)), str(path))
+    return checkpoint.load_encoder(path), config
+
+
+def is_own(file: Path) -> bool:
+    """Whether byol wrote the file: a safetensors file whose header says so."""
+    if not _is_safetensors(file):
+        return False
+    try:
+        with checkpoint.opened_tensors(file) as opened:
+            return "byol" in (opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return True  # damaged: the reader of our own files says so
+
+
+def built(found: Found, file: Path, resolution: int = 0) -> tuple[nn.Module, Config]:
+    """The network that the tensors of a file belong to, with these tensors, in evaluation mode; and its config."""
     settings = infer(found, file) | found.settings
     if resolution:
         settings["data.resolution"] = resolution
     config = apply(Config(), settings, f"{file}")
     encoder = networks.encoder(config.network)
     encoder.load_state_dict(matched(found, encoder, file))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_encoder(out, encoder, config, {"step": 0, "origin": found.origin})
-    if difference(encoder.eval(), load_encoder(out), config):
-        raise DiskError(f"{out} does not give the features that were written; the disk may be at fault.")
-    return found
+    return encoder.eval(), config
 
 
 def find(file: Path) -> Found:
     """The encoder in a file of any known format."""
     if not file.is_file():
         raise UsageError(f"There is no file {file}.")
-    if _is_safetensors(file):
-        tree: Any = _safetensors(file)
-        own = _own_settings(file)
-        if own:
-            return Found("byol", tree, [], own, [])
-    else:
-        tree = reader.read(file)
+    tree: Any = _safetensors(file) if _is_safetensors(file) else reader.read(file)
+    if is_own(file):
+        return Found("byol", tree, [], encoder_settings(encoder_header(file)), [])
     for item in _inside(tree):
         if isinstance(item.get("online_params"), dict) and isinstance(item.get("online_state"), dict):
             return deepmind(item["online_params"], item["online_state"])
     states = [state for state in map(_tensors, _inside(tree)) if any(v.ndim == 4 for v in state.values())]
     if not states:
-        raise BadData(f"{file} holds no convolutions: it is no ResNet, or of a format that is not known here.")
+        raise BadData(f"{file} holds no convolutions: it is no ResNet, or in a format that byol does not know.")
     return pytorch(states[0], file)
 
 
 def _is_safetensors(file: Path) -> bool:
     """Eight bytes of length, then a JSON object."""
-    with open(file, "rb") as opened:
-        return opened.read(9)[8:] == b"{"
+    try:
+        with open_regular(file) as opened:
+            return opened.read(9)[8:] == b"{"
+    except OSError as error:
+        raise DiskError(f"Cannot read {file}: {error.strerror}.") from None
 
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(file, "pt") as opened:
+        with checkpoint.opened_tensors(file) as opened:
             names = list(opened.keys())
             if len(names) > MOST_TENSORS:
                 raise ValueError(f"{len(names):,} tensors are more than any ResNet has")
             return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise BadData(f"{file} is damaged: {error}.") from None
-
-
-def _own_settings(file: Path) -> dict[str, Any]:
-    """Of a file that was written here: its header says how it was trained."""
-    with safe_open(file, "pt") as opened:
-        if "byol" not in (opened.metadata() or {}):
-            return {}
-    return encoder_settings(encoder_header(file))
 
 
 def _inside(tree: Any, depth: int = 0) -> Iterator[dict[Any, Any]]:
@@ -124,22 +150,8 @@ def _tensors(mapping: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def pytorch(state: Mapping[str, Tensor], file: Path) -> Found:
-    """The format that explains every key; when none does, the nearest one's unexplained keys are named."""
-    attempts = []
-    for kind in FORMATS:
-        stem = "0.weight" if kind.sequential else "conv1.weight"
-        if f"{kind.prefix}{stem}" in state:
-            unknown = [n for n in state if not n.startswith((kind.prefix or "\0", *kind.left_out))]
-            if not kind.prefix:
-                unknown = [n for n in state if not (n.startswith(kind.left_out) or OURS.match(n))]
-            attempts.append((len(unknown), kind, unknown))
-    if not attempts:
-        raise BadData(f"{file} has no ResNet under a name that is known here; its tensors are {', '.join(state)}.")
-    count, kind, unknown = min(attempts, key=lambda attempt: attempt[0])
-    if count:
-        raise BadData(
-            f"{file} looks like {kind.name}, but {count} of its tensors have no place in it: {', '.join(unknown)}."
-        )
+    """The encoder of a PyTorch trainer's state dict, in the format that explains every key."""
+    kind = _format(state, file)
     tensors, left_out = {}, []
     first = _first_group(state, kind.prefix) if kind.sequential else 0
     for name, value in state.items():
@@ -151,8 +163,28 @@ def pytorch(state: Mapping[str, Tensor], file: Path) -> Found:
             tensors[_from_sequence(own, first) if kind.sequential else own] = value
     notes = []
     if kind.name == "solo-learn" and tensors["conv1.weight"].shape[-1] == 3:
-        notes.append("solo-learn pads its 3x3 stem by 2, here it is 1: features differ a little at the borders.")
+        notes.append("solo-learn pads its 3x3 stem by 2, byol by 1: features differ a little at the borders.")
     return Found(kind.name, tensors, left_out, {}, notes)
+
+
+def _format(state: Mapping[str, Tensor], file: Path) -> Format:
+    """The format that explains every key; if there is none, the error names the keys that the nearest one leaves."""
+
+    def unknown(kind: Format) -> list[str]:
+        if kind.prefix:
+            return [name for name in state if not name.startswith((kind.prefix, *kind.left_out))]
+        return [name for name in state if not (name.startswith(kind.left_out) or OURS.match(name))]
+
+    stems = {kind: f"{kind.prefix}{'0' if kind.sequential else 'conv1'}.weight" for kind in FORMATS}
+    attempts = [(unknown(kind), kind) for kind, stem in stems.items() if stem in state]
+    if not attempts:
+        raise BadData(f"{file} has no ResNet under a name that byol knows; its tensors are {', '.join(state)}.")
+    left, kind = min(attempts, key=lambda attempt: len(attempt[0]))
+    if left:
+        raise BadData(
+            f"{file} looks like {kind.name}, but {len(left)} of its tensors have no place in it: {', '.join(left)}."
+        )
+    return kind
 
 
 def _first_group(state: Mapping[str, Tensor], prefix: str) -> int:
@@ -231,10 +263,17 @@ def infer(found: Found, file: Path) -> dict[str, Any]:
     small = stem.shape[-1] == 3
     return {
         "network.encoder": f"resnet{depth}",
-        "network.width": stem.shape[0] / 64,
+        "network.width": _width([found.tensors[f"layer{group}.0.conv1.weight"].shape[0] for group in range(1, 5)]),
         "network.small_images": small,
         "data.resolution": 32 if small else 224,
     }
+
+
+def _width(channels: Sequence[int]) -> float:
+    """The width that gives the four groups these channels, which are rounded: as exact or as short as possible."""
+    candidates = [channels[0] / 64, *(round(channels[-1] / 512, digits) for digits in range(1, 8))]
+    fits = (width for width in candidates if [max(1, round(64 * width * 2**group)) for group in range(4)] == channels)
+    return next(fits, channels[0] / 64)
 
 
 def matched(found: Found, encoder: nn.Module, file: Path) -> dict[str, Tensor]:

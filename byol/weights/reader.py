@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import torch
 
 from byol.errors import BadData, DiskError
+from byol.run.files import open_regular
 from byol.weights import unpickling
 from byol.weights.unpickling import Refused
 
@@ -22,7 +23,7 @@ MAGIC = 0x1950A86A20F9469CFC6C  # the first number of PyTorch's files before 1.6
 def read(path: Path) -> Any:
     """The file's content as dictionaries, lists, text, numbers, numpy arrays and tensors."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below; what fails after this is the file's fault)
+        file = open_regular(path)  # what fails after this is the file's fault
     except OSError as error:
         raise DiskError(f"Cannot read {path}: {error.strerror or error}.") from None
     try:

@@ -71,7 +71,7 @@ def test_half_a_file_is_truncated(format: str) -> None:
 def test_damage_anywhere_gives_pixels_or_bad_image(format: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Only `BadImage` may escape and nothing may reach stderr; but libtiff prints, and Pillow has no switch for it."""
     if format == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
+        pytest.skip("needs a Pillow that knows AVIF")
     rng = np.random.default_rng(3)
     options = {"compression": "tiff_lzw"} if format == "TIFF" else {}
     whole = np.frombuffer(encoded(Image.fromarray(noise(20, 20)), format, exif=exif(6), **options), np.uint8)

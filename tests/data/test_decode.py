@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_lossless_rgb_is_exact(format: str) -> None:
 @pytest.mark.parametrize(("format", "bound"), [("JPEG", 2), ("WEBP", 4), ("AVIF", 4)])
 def test_lossy_rgb_is_close(format: str, bound: float) -> None:
     if format == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
+        pytest.skip("needs a Pillow that knows AVIF")
     image = pixels(encoded(Image.fromarray(smooth()), format, quality=95))
     assert np.abs(image - smooth()).mean() <= bound
 
@@ -350,8 +351,57 @@ def test_pillow_images_follow_the_same_rules() -> None:
         (b"a\nb.jpg", "a\\nb.jpg"),
         ("a\u202egpj.exe".encode(), "a\\u202egpj.exe"),
         (b"\x1b[31m.jpg", "\\x1b[31m.jpg"),
+        (b"a\\nb.jpg", "a\\\\nb.jpg"),
     ],
 )
 def test_printable_names(raw: bytes, shown: str) -> None:
     assert printable(raw) == shown
     assert printable(os.fsdecode(raw)) == shown
+
+
+def scans(count: int, width: int, height: int) -> bytes:
+    """A progressive JPEG of these pixels whose last scan comes again and again."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG", progressive=True)
+    content = bytearray(file.getvalue())
+    frame = content.find(b"\xff\xc2")
+    content[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(content[:-2]) + bytes(content[content.rfind(b"\xff\xda") : -2]) * count + b"\xff\xd9"
+
+
+def pieces(kind: bytes, count: int) -> bytes:
+    """A PNG with so many empty chunks."""
+
+    def chunk(name: bytes, content: bytes = b"") -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    pixels = zlib.compress(bytes(10 * 31))
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))
+    return start + chunk(b"IDAT", pixels[:5]) + chunk(kind) * count + chunk(b"IDAT", pixels[5:]) + chunk(b"IEND")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (scans(3000, 8000, 7750), "3,010 scans"),
+        (scans(90, 8000, 7750), "100 scans"),
+        (scans(3000, 64, 64), "3,010 scans"),
+        (b"P1\n2000 2000\n" + b"#c\n" * 1_000_000 + b"1 " * 4_000_000, "plain text"),
+        (b"P1\n100 100\n" + b"#c\n" * 2000 + b"1 " * 10_000, "plain text"),
+        (b"P3\n2000 2000\n255\n" + b"123 " * 12_000_000, "plain text"),
+        (pieces(b"IDAT", 1_000_000), "too many pieces"),
+    ],
+    ids=["scans", "large", "small", "comments", "few", "numbers", "chunks"],
+)
+def test_the_work_of_an_image_is_bounded(content: bytes, reason: str) -> None:
+    """Breaks if a file decides how long it is decoded: each of these took seconds to minutes."""
+    before = time.process_time()
+    with pytest.raises(BadImage, match=reason):
+        decode(content)
+    assert time.process_time() - before < 2
+
+
+def test_sound_images_of_many_scans_are_decoded() -> None:
+    """Breaks if the bounds refuse what cameras and tools write."""
+    assert decode(scans(10, 640, 480)).shape == (3, 480, 640)
+    assert decode(b"P2\n# made by a tool\n2 1\n255\n0 255\n")[0].tolist() == [[0, 255]]

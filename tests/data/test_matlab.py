@@ -7,9 +7,9 @@ import io
 import numpy as np
 import pytest
 
-from byol.data import matlab
+from byol.data.benchmarks import matlab
 
-scipy_io = pytest.importorskip("scipy.io")
+scipy_io = pytest.importorskip("scipy.io", reason="needs scipy, which writes .mat files")
 
 
 def written(values: dict[str, np.ndarray], packed: bool) -> bytes:

@@ -17,9 +17,14 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from byol.data.named import torchvision_source
-from byol.data.source import BadImage
+from byol import data
+from byol.config import Data
+from byol.data.source import BadImage, Source
 from byol.errors import DiskError, UsageError
+
+
+def torchvision_source(spec: str, root: Path) -> Source:
+    return data.open_source(spec, Data(root=str(root)))
 
 
 def write_mnist(root: Path, name: str = "MNIST") -> dict[str, np.ndarray]:

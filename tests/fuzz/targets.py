@@ -1,10 +1,11 @@
 """Every parser of outside bytes, with small sound files to begin from: a file is read, or refused by an error of ours.
 
-tests/test_fuzz.py changes the sound files at random; `python -m tests.fuzz NAME` lets coverage guide the changes.
+tests/chaos/test_fuzz.py changes the sound files at random; `python -m tests.fuzz NAME` lets coverage guide the changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +24,20 @@ import torch
 from PIL import Image, features
 from safetensors.torch import save as save_tensors
 
-from byol import checkpoint, records, search
-from byol.config import Config, Data, Network, apply, flatten
+from byol import checkpoint
+from byol.config import Config, Data, Network, apply, flatten, resolve
 from byol.config_file import read_yaml
-from byol.data import boxes, decode, depths, huggingface, index, masks, read_list, tars
-from byol.data.source import BadImage, Source
-from byol.data.task import Part
+from byol.data import arrow_files, decode
+from byol.data.dense import boxes, depths, masks
+from byol.data.parts import Part, listed
+from byol.data.shards import index, tars
+from byol.data.source import BadImage, Source, read_list
 from byol.errors import ByolError
 from byol.evals import features as cached
-from byol.evals import semi_supervised
+from byol.explore import search
 from byol.networks import shapes
 from byol.report import collect, page, samples
+from byol.run import files
 from byol.tables import cells
 from byol.weights import card, imports, reader
 
@@ -253,18 +258,18 @@ def record(data: bytes) -> None:
         written(f"tables/runs/one/{name}", data)
     written("tables/cells/a.json", data)
     attempts: list[Callable[[], Any]] = [
-        lambda: records.read_metrics(run / "metrics.jsonl"),
-        lambda: collect.evaluations(run, []),
-        lambda: collect.table_rows(run),
-        lambda: collect.demo(run),
+        lambda: files.read_metrics(run / "metrics.jsonl"),
+        lambda: collect.evaluations(run, None, []),
+        lambda: collect.table_rows(run, None),
+        lambda: collect.demo(run, None),
         lambda: samples.drawn_neighbours(run, ONE),
-        lambda: card.text(run, Config(), {}, []),
+        lambda: card.text(run, Config(), {}, [], ""),
         lambda: page.render(model(collect.described(collect.read(run)))),
         lambda: cells.stored(Stored(ROOM / "tables" / "cells" / "a.json")),  # type: ignore[arg-type]
     ]
     for attempt in attempts:
         refuses(Target(lambda _, attempt=attempt: attempt(), list), data)  # type: ignore[misc]
-    records.read_object(run / "run.json")
+    files.read_json(run / "run.json")
 
 
 class Stored(NamedTuple):
@@ -285,30 +290,34 @@ ONE = Source("one", 1, _unreadable, lambda _: "a")
 def record_files() -> list[bytes]:
     config = json.loads(json.dumps(flatten(Config())))
     run = {
-        "format": 1,
+        "format": 2,
         "request": {"data": "scenes", "preset": "auto", "overrides": {}},
+        "created": "",
+        "commit": "",
+        "reasons": [{"field": "optim.tau", "value": 0.99, "why": "a"}],
         "config": {name: config[name] for name in list(config)[:6]},
-        "data": {"name": "x", "images": 3, "bad": 0, "classes": 0, "fingerprint": "0"},
+        "data": {"name": "x", "images": 3, "bad": 0, "classes": 0, "in_memory": True, "fingerprint": "0"},
         "versions": {"torch": "2"},
         "machine": {"device_name": "cpu", "precision": "float32", "threads": 1},
         "status": "finished",
         "verdict": {"word": "learning", "sentence": "It is."},
         "sessions": [{"ended": "", "seconds": 1.5, "status": "finished"}],
-        "plan": {"steps": 3, "batch": 2},
-        "step": 3,
+        "plan": asdict(resolve(Config(), 10_000)),
     }
     test = {"top1": {"mean": 0.5, "half_range": 0.1, "seeds": 2}}
-    told = {"choices": [], "chosen": {"k": 3}, "seconds": 1, "notes": ["a"]}
+    told = {"seed": 0, "choices": [], "chosen": {"k": 3}, "test": {"top1": 0.5}, "seconds": 1, "notes": ["a"]}
     result = {
         "protocol": "knn",
-        "encoder": {"checksum": "0"},
-        "data": {"name": "x", "images": {"train": 1}},
+        "encoder": {"name": "x", "checksum": "0", "network": {}, "resolution": 32},
+        "data": {"name": "x", "classes": 2, "metric": "top1", "images": {"train": 1}, "checksums": {}},
+        "spec": {},
         "test": test,
         "runs": [told],
-        "created": "",
+        **{"created": "", "commit": "", "machine": {}, "versions": {}},
     }
     cell = {"run": "one", "status": "finished", "label": "a", "seed": 1}
-    cell |= {"evaluations": [["knn", "x", {}]], "tests": [{"top1": 0.5}]}
+    cell |= {"key": "a", "preset": "auto", "overrides": {}, "data": {"x": "0"}}
+    cell |= {"scores": [{"protocol": "knn", "data": "x", "spec": {}, "test": {"top1": 0.5}}]}
     looks = {"names": ["a", "b"], "looks": [{"step": 1, "nearest": [[1]], "cosines": [[0.5]]}]}
     lines = b'{"step": 1, "loss": 0.5, "spread": 1.0}\n{"step": 2, "loss": NaN}\n'
     demo = {"results": {"random": {"linear": 0.1}}}
@@ -329,7 +338,7 @@ def lists(data: bytes) -> None:
     path = written("x.txt", data)
     for attempt in (lambda: read_list(path), lambda: masks._listed(path), lambda: masks.read_colours(path)):
         refuses(Target(lambda _, attempt=attempt: attempt(), list), data)  # type: ignore[misc]
-    semi_supervised.listed(Part(ONE, np.arange(1), np.arange(1)), path)
+    listed(Part(ONE, np.arange(1), np.arange(1)), path)
 
 
 def list_files() -> list[bytes]:
@@ -354,12 +363,12 @@ def splits() -> list[bytes]:
 def table(data: bytes) -> None:
     """Parquet or Arrow, whichever it says it is."""
     path = str(written("x.parquet" if data[:4] == b"PAR1" else "x.arrow", data))
-    huggingface._batches.cache_clear()
-    huggingface._unpacked.cache_clear()
-    groups = huggingface._groups([path], Data(), "hf:x")
-    huggingface._labels(groups)
-    for row in range(min(int(groups.ends[-1]), 3)):
-        huggingface._image(groups, row)
+    arrow_files._table.cache_clear()
+    shutil.rmtree(ROOM / "cache", ignore_errors=True)
+    source = arrow_files.open_files([path], Data(cache=str(ROOM / "cache")), "hf:x")
+    for row in range(min(len(source), 3)):
+        with contextlib.suppress(BadImage):
+            source.read(row)
 
 
 def tables() -> list[bytes]:

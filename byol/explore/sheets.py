@@ -1,0 +1,60 @@
+"""`byol views`: a picture of what the two distributions of augmentations, T and T′, make of a user's images."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from byol import data, presets, views
+from byol.config import Config
+from byol.data import loader
+from byol.data.source import Source
+from byol.errors import BadData, UsageError
+from byol.run import pictures
+from byol.run.directory import facts
+from byol.run.files import placed
+from byol.run.progress import tell
+
+
+def sheet(name: str, out: Path, preset: str, values: dict[str, Any], images: int = 8, pairs: int = 4) -> None:
+    """Write a PNG with one row an image: the image itself, then pairs of T and T′ as training would see them."""
+    if out.suffix != ".png":
+        raise UsageError(f"--out should end in .png, not be {out}.")
+    first, _ = presets.compose(preset, values, {})
+    source = data.open_source(name, first.data)
+    config = _recipe(source, preset, values)
+    shown = _some(source, images)
+    out = placed(out)
+    cell = min(max(config.data.resolution, 64), 128)
+    pictures.sheet(out, view_rows(shown, config, pairs), ["image", *["T", "T'"] * pairs], (cell, cell))
+    tell(f"{out}: {len(shown)} images, {pairs} draws of T and T' at {config.data.resolution} px")
+
+
+def _recipe(source: Source, preset: str, values: dict[str, Any]) -> Config:
+    first, _ = presets.compose(preset, values, {})
+    if preset != "auto":
+        return first
+    sides = [min(size) for size in loader.sample_sizes(source)]
+    return presets.compose(preset, values, {}, "", facts(len(source), sides, first))[0]
+
+
+def _some(source: Source, count: int) -> list[Tensor]:
+    """Readable images, spread over the source."""
+    places = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
+    nearby = (range(place, min(place + 5, len(source))) for place in places)  # past a few that cannot be read
+    images = [image for indices in nearby for _, image in itertools.islice(loader.readable(source, indices), 1)]
+    if not images:
+        raise BadData(f"None of the images of {source.name} that were tried can be read.")
+    return images
+
+
+def view_rows(images: list[Tensor], config: Config, pairs: int = 4) -> list[list[Tensor]]:
+    """For each image: itself, then T and T′ of steps 0, 1, … before normalization."""
+    visible = views.unnormalized(config.views)
+    draws = [draw for step in range(pairs) for draw in views.draw(config.run.seed, step, len(images), visible)]
+    columns = [views.make(images, draw, visible, config.data.resolution) for draw in draws]
+    return [[image, *shown] for image, *shown in zip(images, *columns, strict=True)]

@@ -1,0 +1,255 @@
+"""What a run costs: the one model of operations, memory, exchange between devices, and time.
+
+Shapes come from the network itself on torch's `meta` device, which computes nothing; rates come from a table of devices
+with an assumed utilization, or from a step that is timed on this machine. `byol plan` and the plan that `byol pretrain`
+shows both go by it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from byol import method, networks
+from byol.algorithm import Pass, update
+from byol.config import Config
+from byol.errors import Diverged, UsageError, nearest
+from byol.run import machine
+from byol.run.machine import Machine
+
+PROBE_IMAGES = 2  # enough for batch norm; everything is proportional to the number of images
+TIMED_PIXELS = 2**18  # of the images that are timed together
+TIMED_STEPS = 2  # of which the faster counts, after one that warms up
+SLOTS = {"lars": 1, "sgd": 1, "adamw": 2}  # numbers that each optimizer keeps for a weight
+ACTIVATION_SIZE = {"bf16": 0.5, "float32": 1.0, "float64": 2.0}  # relative to float32
+
+
+class Memory(NamedTuple):
+    """Bytes that one process needs, besides images that it holds."""
+
+    weights: int  # online, target, gradients, optimizer
+    an_image: float  # activations kept for the gradient, for each image of a pass
+    checkpoint: int  # of a file with networks and optimizer
+
+    def of(self, images: float) -> float:
+        """All of it, with this many images a pass."""
+        return self.weights + self.an_image * images
+
+
+@dataclass(frozen=True)
+class Device:
+    """One process's device: its peak, how much of the peak a ResNet's training reaches, and its link to the others."""
+
+    peak: float  # FLOP/s
+    utilization: float  # of the peak, for a whole training step
+    memory: float  # bytes
+    link: float  # bytes/s of an all-reduce, each way
+    latency: float  # seconds that an exchange takes however small it is
+    origin: str
+    precision: str = "bf16"  # that run.precision auto stands for
+
+
+class Cost(NamedTuple):
+    """Of one device in one optimizer step of all devices."""
+
+    parameters: int  # of the encoder
+    forward: float  # FLOPs of encoder and projector for a view of an image
+    flops: float  # FLOPs of the step
+    weights: float  # bytes: online, target, gradients, optimizer
+    activations: float  # bytes kept for the gradient
+    traffic: float  # bytes sent
+    exchanges: int
+    compute_seconds: float
+    exchange_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.exchange_seconds
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the time that is computation, not exchange."""
+        return self.compute_seconds / self.seconds
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[list[float]]:
+    """FLOPs (two for a multiplication with its addition) of every convolution and linear layer that runs inside."""
+    flops: list[float] = []
+
+    def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        flops.append(2.0 * output.numel() * weight[0].numel())
+
+    hooks = [m.register_forward_hook(add) for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    try:
+        yield flops
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def on_paper(config: Config, classes: int = 0) -> method.Method:
+    """The method of a config with shapes but without memory or numbers."""
+    with torch.device("meta"):
+        return method.build(config.network, classes, config.objective)
+
+
+def _blank_view(config: Config) -> Tensor:
+    return torch.empty(PROBE_IMAGES, 3, config.data.resolution, config.data.resolution, device="meta")
+
+
+def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
+    """FLOPs for an image: one view through encoder and projector, and a step of Algorithm 1.
+
+    The gradient costs twice its forward pass. A step passes two views through the online network and its predictor,
+    forward and back, and two through the target, forward.
+    """
+    view = _blank_view(config)
+    with torch.no_grad():
+        with counted(model.online) as branch:
+            _, projection = model.online(view)
+        with counted(model.predictor) as predictor:
+            if not hasattr(model.predictor, "ridge"):
+                model.predictor(projection)
+    one, more = sum(branch) / PROBE_IMAGES, sum(predictor) / PROBE_IMAGES
+    trained = 3 * (one + more) + (one if config.run.recompute else 0.0)
+    return one, 2 * trained + (2 * one if model.target is not None else 0.0)
+
+
+def memory(model: method.Method, config: Config, precision: str) -> Memory:
+    """What training `model`, a method on paper, needs at a precision that is not `auto`."""
+    size = 8 if precision == "float64" else 4
+    trained = size * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    target = size * sum(p.numel() for p in model.target.parameters()) if model.target else 0
+    stored = size * sum(t.numel() for t in model.state_dict().values())
+    slots = SLOTS[config.optim.optimizer] * trained
+    activations = activation_bytes(model, config) * ACTIVATION_SIZE[precision]
+    return Memory(2 * trained + target + slots, activations, stored + slots)
+
+
+def activation_bytes(model: method.Method, config: Config) -> float:
+    """Bytes in float32 that autograd keeps at a time for an image (see `Method.orders`), each tensor counted once."""
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    view = _blank_view(config)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()._cdata
+        if storage not in weights:
+            kept[storage] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        next(model.orders(view, view))
+    return sum(t.numel() * t.element_size() for t in kept.values()) / PROBE_IMAGES
+
+
+def seconds_an_image(model: method.Method, config: Config, place: Machine, most: int) -> float:
+    """Time of a training step for each image of this process, measured with some images, at most `most`.
+
+    The weights and the target stay as they are; the batch statistics change, so `model` is a copy.
+    """
+    size = config.data.resolution
+    count = max(2, min(most, TIMED_PIXELS // size**2))
+    view = place.images(torch.rand(count, 3, size, size), config)
+    labels = torch.zeros(count, dtype=torch.long, device=place.device) if model.classifier is not None else None
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
+        began = time.perf_counter()
+        with suppress(Diverged):  # of noise: whether the run diverges is for the run to find out
+            update(model, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:]) / count
+
+
+def cost(config: Config, device: Device, devices: int) -> Cost:
+    """Of a step on `devices` devices that share the batch."""
+    batch = config.optim.batch // devices
+    if batch * devices != config.optim.batch or batch % config.optim.accumulate:
+        raise UsageError(
+            f"{config.optim.batch} images a step in {config.optim.accumulate} passes cannot be shared by {devices} "
+            "devices: optim.batch / optim.accumulate must be a multiple of them."
+        )
+    model = on_paper(config)
+    one, an_image = pass_flops(model, config)
+    precision = device.precision if config.run.precision == "auto" else config.run.precision
+    needed = memory(model, config, precision)
+    traffic, exchanges = _exchange(model, config, devices)
+    flops = an_image * batch
+    return Cost(
+        parameters=sum(p.numel() for p in model.online.encoder.parameters()),
+        forward=one,
+        flops=flops,
+        weights=needed.weights,
+        activations=needed.an_image * batch / config.optim.accumulate,
+        traffic=traffic,
+        exchanges=exchanges,
+        compute_seconds=flops / (device.peak * device.utilization),
+        exchange_seconds=traffic / device.link + exchanges * device.latency,
+    )
+
+
+def _exchange(model: method.Method, config: Config, devices: int) -> tuple[float, int]:
+    """Bytes that a device sends in a step, and in how many exchanges: gradients once, statistics in every pass.
+
+    An all-reduce sends its bytes almost twice; a batch norm sends mean and variance forward and two sums back.
+    """
+    group = config.network.norm_group or devices
+    if devices == 1:
+        return 0.0, 0
+    gradients = 4.0 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    channels = [m.num_features for m in model.modules() if isinstance(m, _BatchNorm)]
+    learned = [
+        m.num_features for part in (model.online, model.predictor) for m in part.modules() if isinstance(m, _BatchNorm)
+    ]
+    passes = 2 * config.optim.accumulate  # two views
+    statistics = 0.0 if group == 1 else passes * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
+    count = 0 if group == 1 else passes * (len(channels) + len(learned))
+    return 2 * gradients * (devices - 1) / devices + statistics, count + math.ceil(gradients / 25e6) + 1
+
+
+def here(config: Config) -> Device:
+    """This machine as a device: its rate is that of timed steps of this very network with few images."""
+    place = machine.choose(config)
+    machine.use(place)
+    model = method.build(config.network, objective=config.objective).to(**place.placement(config))
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    seconds = seconds_an_image(model, config, place, config.optim.batch // config.optim.accumulate)
+    rate = pass_flops(on_paper(config), config)[1] / seconds
+    room = machine.memory(place) * 1e9
+    return Device(rate, 1.0, room, 1e9, 1e-4, "a step timed here just now", place.precision)
+
+
+def named(name: str, config: Config) -> Device:
+    """A device of the table, or this machine."""
+    if name == "here":
+        return here(config)
+    if name not in DEVICES:
+        raise UsageError(f"There is no device '{name}'. {nearest(name, [*DEVICES, 'here'])}")
+    return DEVICES[name]
+
+
+# A TPU v3 core is half a chip of 123 TFLOP/s. The paper's two times, both at 8 images a core, imply 9.3 and 6.2 % of
+# it; the table assumes what lies between them. GPUs: the share of the peak that ResNet-50 reaches in mixed precision
+# training at large batches, rounded down.
+DEVICES: dict[str, Device] = {
+    "tpu-v3-core": Device(61.5e12, 0.08, 16e9, 140e9, 5e-6, "between what the paper's two times imply"),
+    "v100": Device(125e12, 0.25, 32e9, 60e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
+    "a100": Device(312e12, 0.20, 80e9, 120e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
+    "h100": Device(989e12, 0.13, 80e9, 200e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
+}

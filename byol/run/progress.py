@@ -1,0 +1,226 @@
+"""What the program tells people: results, one line at a time, and progress, as a bar on a terminal or as plain lines.
+
+Standard error and standard output are written here alone, so that no stream can end a command: a reader that went away
+is not told any more, what a stream cannot encode is written as \\u escapes, and control characters are shown, not sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
+
+from byol.errors import DiskError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+PLAIN_SECONDS = 15.0
+NAMED = 10  # images left out whose names are said
+GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET)  # the reader, the terminal or the stream is no more
+# Control characters and those that turn the direction of writing; line ends and tabs stay.
+_CODES = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {ord("\n"), ord("\t")}
+HIDDEN = {code: ascii(chr(code))[1:-1] for code in _CODES}
+
+_silent = False
+
+
+class Bar:
+    """Counts `advance`d units of a job of known size; `text` is shown beside the bar."""
+
+    def __init__(self, title: str, total: int, unit: str, done: int = 0, units_each: int = 1) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done, self.first, self.units_each = done, done, units_each
+        self.started = self.printed = time.monotonic()
+        self.text = ""
+        self.rich: Progress | None = None
+        if not _silent and _is_terminal(sys.stderr):
+            self._show(done)
+
+    def _show(self, done: int) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self.rich = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console("stderr"),
+            transient=False,
+        )
+        self.rich.start()
+        self.task = self.rich.add_task(shown(self.title), total=self.total, completed=done, text="")
+
+    @property
+    def rate(self) -> float:
+        """Units a second since the bar began."""
+        return (self.done - self.first) * self.units_each / max(time.monotonic() - self.started, 1e-9)
+
+    def advance(self, count: int = 1, text: str = "") -> None:
+        self.done += count
+        line = f"{self.rate:,.0f} {self.unit}/s {text or self.text}".rstrip()
+        if self.rich:
+            self.rich.update(self.task, advance=count, text=shown(line))
+        elif time.monotonic() - self.printed > PLAIN_SECONDS:
+            self.printed = time.monotonic()
+            left = (self.total - self.done) * self.units_each / max(self.rate, 1e-9)
+            say(f"{self.title} {self.done}/{self.total} · {line} · {duration(left)} left")
+
+    def close(self) -> None:
+        if self.rich:
+            self.rich.stop()
+
+
+@contextmanager
+def bar(title: str, total: int, unit: str, done: int = 0, units_each: int = 1) -> Iterator[Bar]:
+    """A `Bar` that is closed at the end, also after an error."""
+    progress = Bar(title, total, unit, done, units_each)
+    try:
+        yield progress
+    finally:
+        progress.close()
+
+
+@contextmanager
+def silent(yes: bool) -> Iterator[None]:
+    """Inside, nothing is shown if `yes`: of several processes only one speaks."""
+    global _silent
+    before, _silent = _silent, yes
+    try:
+        yield
+    finally:
+        _silent = before
+
+
+def say(line: str) -> None:
+    """One line for the person, on standard error: standard output is for results. It never fails."""
+    if not _silent:
+        send("stderr", shown(line) + "\n")
+
+
+def tell(text: str) -> None:
+    """Lines of a result, on standard output; raises `DiskError` when the disk behind it is full."""
+    send("stdout", shown(text) + "\n")
+
+
+def complain(sentence: object) -> None:
+    """The sentence that a command ends with, also from a process that is otherwise silent."""
+    send("stderr", f"byol: {shown(str(sentence))}\n")
+
+
+def shown(text: str) -> str:
+    """The text with its control characters spelled out: a file's name must not move a terminal's cursor."""
+    return text.translate(HIDDEN)
+
+
+def send(name: str, text: str) -> None:
+    """Writes to sys.stdout or sys.stderr by its `name`, whatever has become of the stream."""
+    stream: TextIO | None = getattr(sys, name)
+    if stream is None:
+        return
+    try:
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        _drop(stream)
+        if name == "stdout" and error.errno not in GONE:
+            raise DiskError(f"Cannot write the results to standard output: {error.strerror}.") from None
+    except ValueError:  # somebody closed the stream
+        return
+
+
+def open_streams() -> None:
+    """For the start of a command: a stream that the shell has closed (`2>&-`) leads nowhere.
+
+    Otherwise the next file to be opened would get its number, and what libraries write to it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 (never closed)
+
+
+def close_streams() -> None:
+    """For the end of a command: what Python would fail to write is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """Lets a stream that failed lead nowhere: what it still holds would fail again, in whoever flushes it next, such as
+    `multiprocessing` before it starts a process."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class Stream:
+    """sys.stdout or sys.stderr for libraries that write escape sequences: it never fails."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, text: str) -> int:
+        send(self.name, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """`send` has done it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(sys, self.name), name)
+
+
+def console(name: str) -> Console:
+    """A console of the library `rich` on sys.stdout or sys.stderr, by its `name`."""
+    from rich.console import Console
+
+    stream: Any = Stream(name)
+    return Console(file=stream)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    with suppress(ValueError):  # closed
+        return stream is not None and stream.isatty()
+    return False
+
+
+def name_left_out(names: Sequence[str], before: int, more: str = "`byol doctor` names them all") -> None:
+    """Names what cannot be read, after `before` others; only the first ones, or nothing else would be seen."""
+    for name in names[: max(0, NAMED - before)]:
+        say(f"Left out: {name}")
+    if before <= NAMED < before + len(names):
+        say(f"Left out: more images; {more}.")
+
+
+def duration(seconds: float) -> str:
+    """`95` → "1m35s"."""
+    seconds = int(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"

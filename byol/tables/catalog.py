@@ -1,0 +1,88 @@
+"""Every table of the paper by name, and from a request to the plan of its cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from byol.data.address import parse
+from byol.errors import UsageError, nearest
+from byol.tables.ablations import ABLATIONS
+from byol.tables.cells import Plan
+from byol.tables.results import RESULTS
+from byol.tables.table import UNTRAINED, Overrides, Row, ScaleName, Table
+
+TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *ABLATIONS)}
+
+
+def find(name: str) -> Table:
+    """The table of this name; a wrong one is answered with the nearest."""
+    if name not in TABLES:
+        raise UsageError(f"There is no table '{name}'. {nearest(name, TABLES)}")
+    return TABLES[name]
+
+
+def chosen(table: Table, scale: ScaleName, texts: Sequence[str]) -> tuple[Row, ...]:
+    """The rows whose label has one of these texts as whole words, or all of them."""
+    rows = table.at(scale)
+    if not rows:
+        raise UsageError(f"The table {table.name} has no cpu scale: its encoders or data sets cannot be shrunk.")
+    for text in texts:
+        if not any(_names(text, row) for row in rows):
+            raise UsageError(f"{table.name} has no row '{text}'. {nearest(text, [row.label for row in rows])}")
+    return tuple(row for row in rows if not texts or any(_names(text, row) for text in texts))
+
+
+def _names(text: str, row: Row) -> bool:
+    """So that 0.99 is not also 0.999."""
+    return re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.])", row.label, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    name: str
+    scale: ScaleName = "paper"
+    seeds: int = 0  # 0: as many as the paper
+    data: str = ""
+    out: Path = Path("tables")
+    rows: tuple[str, ...] = ()
+    given: Overrides = field(default_factory=dict)
+
+
+def plan(asked: Request) -> Plan:
+    """What can be wrong in the request is said here, before anything is computed."""
+    table = find(asked.name)
+    if asked.seeds < 0:
+        raise UsageError(f"--seeds must be at least 1, not {asked.seeds}.")
+    rows = chosen(table, asked.scale, asked.rows)
+    _check_data(asked, rows)
+    if asked.scale == "cpu":
+        rows += (UNTRAINED,)
+    return Plan(table, rows, asked.scale, asked.seeds or table.seeds, asked.data, asked.out, asked.given)
+
+
+def _check_data(asked: Request, rows: tuple[Row, ...]) -> None:
+    if asked.data:
+        parse(asked.data, str(asked.given.get("data.root", "datasets"))).check()
+        return
+    if asked.scale == "cpu":
+        raise UsageError("The cpu scale needs --data: a folder of class folders with a test part, or scenes.")
+    root = Path(str(asked.given.get("data.root", "datasets")))
+    for name in dict.fromkeys(row.data for row in rows):
+        if not (root / name).is_dir():
+            raise UsageError(
+                f"There is no {name} in {root}: --data.root says where it is; --scale cpu --data FOLDER is small."
+            )
+
+
+def listing() -> str:
+    """A line a table: name, rows at the paper's and at the cpu scale, title and source."""
+    lines = [f"{'table':<24}{'rows':>5}{'cpu':>5}  what"]
+    for name, table in TABLES.items():
+        counts = f"{len(table.rows):>5}{len(table.at('cpu')) or '–':>5}"
+        lines.append(f"{name:<24}{counts}  {table.title} [{table.source}]")
+    return "\n".join(lines)
