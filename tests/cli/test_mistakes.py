@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 0.5
 
 FLAGS: list[tuple[str, str]] = [
     # what is typed after `byol`, and what the answer must hold, separated by |
@@ -153,8 +152,8 @@ def test_every_mistake_is_one_sentence_with_its_place(answers: list[tuple[str, s
             assert part in said, (words, said)
 
 
-def test_every_mistake_is_said_at_once(answers: list[tuple[str, str, Any, str]]) -> None:
-    """Breaks if a mistake loads torch, or costs half a second of computing with the start of Python's imports."""
+def test_every_mistake_is_said_at_once(answers: list[tuple[str, str, Any, str]], moment: float) -> None:
+    """Breaks if a mistake loads torch, or computes for long, the imports included."""
     for words, _, (_, seconds, torch), _ in answers:
         assert not torch, words
-        assert seconds < SECONDS, words
+        assert seconds < moment, words

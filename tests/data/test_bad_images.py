@@ -27,10 +27,10 @@ def bomb(side: int = 20000) -> bytes:
 
 @pytest.mark.parametrize("junk", [b"\xff\xd8\xff\xe0\0\x02" + bytes(20_000_000), b"P6 #" + b"x" * 20_000_000])
 def test_endless_headers_end(junk: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(BadImage):
         decode(junk)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 BAD = {
@@ -98,10 +98,10 @@ def test_bomb_costs_nothing() -> None:
     assert len(data) < 60_000
     decode(encoded(Image.fromarray(noise()), "PNG"))  # the plugins are loaded before the clock starts
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(BadImage, match=r"^400 megapixels, over the limit of 64$"):
         decode(data)
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
 
 
