@@ -140,7 +140,7 @@ def test_what_is_frozen_stays_byte_for_byte(frozen: Any, monkeypatch: pytest.Mon
 def test_it_learns_to_detect(tmp_path: Path) -> None:
     """Breaks if boxes, labels, losses or the schedule are wrong: far above a constant and an untrained detector."""
     encoder, task = encoder_of(width=0.125), few_kinds()
-    spec = replace(SMALL, steps=220, batch=4, lrs=(0.006,), drops=(0.9,), warmup_steps=20)
+    spec = replace(SMALL, steps=500, batch=4, lrs=(0.006,), drops=(0.9,), warmup_steps=20)
     result = detection.evaluate(encoder, task, spec, Session(out=tmp_path))
     test = task.test.again().open()
     truth = [test.read(index).target for index in range(len(test))]
