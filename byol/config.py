@@ -144,6 +144,9 @@ class Objective:
     )
     temperature: float = option(0.1, "alpha of info-nce", low=1e-3, high=1000)
     beta: float = option(1.0, "weight of info-nce's negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
+    fade: float = option(
+        0.0, "share of the run in which info-nce's beta falls to 0, so that it ends as BYOL; 0: never", low=0, high=1
+    )
     scale: float = option(
         1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6, high=1e40
     )

@@ -101,9 +101,9 @@ class Setup:
         ended = self.record_of_run.status == "finished" and self.record_of_run.verdict is not None
         return ended and last == [self.plan.steps]
 
-    def metrics_line(self, k: int, step: Step, lr: float, tau: float) -> dict[str, Any]:
-        """The line of metrics.jsonl for step k."""
-        values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), "lr": lr, "tau": tau}
+    def metrics_line(self, k: int, step: Step, **schedules: float) -> dict[str, Any]:
+        """The line of metrics.jsonl for step k, with the values of this step's schedules."""
+        values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
 
     def collect_bad(self) -> None:
