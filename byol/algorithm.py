@@ -35,18 +35,26 @@ class Pass(NamedTuple):
 
 
 def update(
-    method: Method, optimizer: Optimizer, passes: Iterable[Pass], *, lr: float, tau: float, machine: Machine
+    method: Method,
+    optimizer: Optimizer,
+    passes: Iterable[Pass],
+    *,
+    lr: float,
+    tau: float,
+    beta: float | None = None,
+    machine: Machine,
 ) -> Step:
     """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target.
 
-    Processes exchange gradients once a step, however many passes it has; each then takes the same step.
+    Processes exchange gradients once a step, however many passes it has; each then takes the same step. `beta`, the
+    weight of negative examples, is the config's when left out; the paper's loss has none.
     """
     clear_gradients(optimizer)
     measured = []
     for view1, view2, labels in passes:
         terms, representations = [], []
         for orders in method.orders(view1, view2, machine.autocast):
-            loss = method.loss(orders)
+            loss = method.loss(orders, beta)
             loss.backward()  # frees this view's activations before the other view's are computed
             terms.append(loss.detach())
             representations.append(orders[0].representation.detach())

@@ -7,10 +7,9 @@ them. This module imports neither torch nor anything of ours but the errors, so 
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from byol.errors import UsageError, nearest
 
@@ -27,6 +26,7 @@ def option(default: T, help: str, *, low: float = -math.inf, high: float = math.
 class Data:
     resolution: int = option(224, "side of the square views, in pixels", low=8, high=2048)
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
+    shrink: int = option(0, "short side to which larger images are shrunk, smoothly, first; 0: none", low=0, high=2**16)
     in_memory: Literal["auto", "always", "never"] = option(
         "auto", "hold all images decoded in memory; auto: when they fill at most a quarter of it"
     )
@@ -144,6 +144,7 @@ class Objective:
     )
     temperature: float = option(0.1, "alpha of info-nce", low=1e-3, high=1000)
     beta: float = option(1.0, "weight of info-nce's negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
+    fade: float = option(0.0, "share of the run in which info-nce's beta falls to 0; 0: it stays", low=0, high=1)
     scale: float = option(
         1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6, high=1e40
     )
@@ -205,6 +206,7 @@ class Runtime:
         on_resume=True,
     )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
+    budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
         60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
     )
@@ -345,11 +347,6 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
             pass
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
-
-
-def optional(kind: Any) -> Any:
-    """`kind | None`, for the flags that may be left out."""
-    return Union[kind, types.NoneType]  # noqa: UP007 (built at run time)
 
 
 @dataclass(frozen=True)

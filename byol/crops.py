@@ -178,18 +178,36 @@ def crop_resize_one(image: Tensor, box: Sequence[int], size: int, antialias: boo
 
 
 def _gather(image: Tensor, taps: _Taps) -> Tensor:
-    """Resize one image (C, H, W) by `taps` (taps, 2, outputs): first its rows, then its columns.
-
-    Each output is a weighted sum taken in a fixed order.
-    """
-    lines, channels = image.float(), len(image)
+    """Resize one image (C, H, W) by `taps` (taps, 2, outputs): first its rows, then its columns."""
+    lines = image.float()
     for position, weight in zip(taps.position.unbind(1), taps.weight.unbind(1), strict=True):
-        # An output line is an embedding bag over source lines; the transpose makes rows of columns for the second pass.
-        bags = (position.T + lines.shape[1] * torch.arange(channels)[:, None, None]).flatten(0, 1)
-        weights = weight.T.repeat(channels, 1)
-        sums = F.embedding_bag(bags, lines.flatten(0, 1), mode="sum", per_sample_weights=weights)
-        lines = sums.unflatten(0, (channels, -1)).transpose(1, 2).contiguous()
+        lines = _lines(lines, position, weight)
     return lines.div_(255).clamp_(0, 1)
+
+
+def _lines(image: Tensor, position: Tensor, weight: Tensor) -> Tensor:
+    """The rows of an image (C, H, W) resized by taps (taps, outputs), transposed: (C, W, outputs).
+
+    Each output is a weighted sum taken in a fixed order, an embedding bag over source lines; the transpose makes rows
+    of columns for the second pass.
+    """
+    channels, height = image.shape[:2]
+    bags = (position.T + height * torch.arange(channels)[:, None, None]).flatten(0, 1)
+    weights = weight.T.repeat(channels, 1)
+    sums = F.embedding_bag(bags, image.flatten(0, 1), mode="sum", per_sample_weights=weights)
+    return sums.view(channels, len(position.T), -1).transpose(1, 2).contiguous()
+
+
+def shrink(image: Tensor, side: int) -> Tensor:
+    """A uint8 image (3, H, W), low-passed and resized so that its short side is `side`; a smaller one as it is."""
+    short = min(image.shape[1:])
+    if not 0 < side < short:
+        return image
+    lines = image.float()
+    for length in image.shape[1:]:
+        taps = _taps(np.array([[length]]), max(1, round(length * side / short)), antialias=True)
+        lines = _lines(lines, taps.position[:, 0], taps.weight[:, 0])
+    return lines.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def center_crop(image: Tensor, size: int, antialias: bool = False, margin: float = MARGIN) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ class Method(nn.Module):
         target: Branch | None,
         classifier: nn.Module | None,
         target_mode: str = "moving-average",
-        objective: objectives.Loss = objectives.regression,
+        objective: Objective = Objective(),
     ) -> None:
         super().__init__()
         assert (target is None) == (target_mode in ITS_OWN_TARGET)
@@ -91,9 +92,13 @@ class Method(nn.Module):
             Order(self.predict(projection2, target1), target1, target2, representation2),
         )
 
-    def loss(self, orders: Iterable[Order]) -> Tensor:
-        """The objective summed over the given orders; summed over both orders it is symmetric in the views."""
-        return torch.stack([self.objective(o.prediction, o.target, o.own) for o in orders]).sum()
+    def loss(self, orders: Iterable[Order], beta: float | None = None) -> Tensor:
+        """The objective summed over the given orders; summed over both orders it is symmetric in the views.
+
+        `beta` is the weight of negative examples in this step; the config's when left out.
+        """
+        objective = objectives.build(self.objective if beta is None else replace(self.objective, beta=beta))
+        return torch.stack([objective(o.prediction, o.target, o.own) for o in orders]).sum()
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
         """The predictor's output; only the closed-form predictor, which is fitted to the target, looks at it."""
@@ -128,7 +133,7 @@ def build(config: Network, classes: int = 0, objective: Objective = Objective())
     if classes:
         classifier = nn.Linear(online.encoder.num_features, classes)  # type: ignore[arg-type]
         networks.initialize(classifier)
-    return Method(online, predictor, target, classifier, config.target, objectives.build(objective))
+    return Method(online, predictor, target, classifier, config.target, objective)
 
 
 def _branch(config: Network) -> Branch:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from byol.config import Config, Data, Network, Objective, Optim, View, Views, apply, flatten
+from byol.config import Config, Data, Network, Objective, Optim, Runtime, View, Views, apply, flatten
 from byol.errors import UsageError, nearest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Facts:
     cores: int
     memory: float  # of the device that trains, in GB
     accelerator: bool
+    seconds: Callable[[Config], float]  # that training on an image takes here, measured
+    bf16: bool = False  # whether the CPU claims to be fast at bf16
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,34 @@ def cifar10_cpu() -> Config:
     )
 
 
+def fast(config: Config) -> Config:
+    """The recipe that learned fastest where compute is small (results/fast-recipes.json), instead of a config's own.
+
+    Negatives keep images apart in the first steps, in which BYOL alone loses the rank of its representation, and fade
+    out over the first 70 % of the run, which ends as BYOL. AdamW, whose weight decay and betas are torch's.
+    """
+    return replace(
+        config,
+        objective=Objective(name="info-nce", fade=0.7),
+        optim=replace(config.optim, optimizer="adamw", lr=0.004),
+    )
+
+
 def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[Reason]]:
-    """Chooses for these images on this machine, around the fields that are `asked` for, and says why."""
+    """Chooses for these images on this machine and for a time, around the fields that are `asked` for, and says why.
+
+    The most detailed shape of views and network is chosen whose steps, timed here, are enough in the time.
+    """
     choices = Choices(facts, dict(asked or {}))
-    resolution = _auto_resolution(choices)
-    network = _auto_network(choices, resolution)
-    optim = _auto_optim(choices, resolution)
-    views = small_views() if resolution <= 40 else Views()
-    return Config(data=Data(resolution=resolution), views=views, network=network, optim=optim), choices.reasons
+    budget = seconds_of(choices.asked.get("run.budget", "")) or DEFAULT_SECONDS[facts.accelerator]
+    shapes = _shapes(choices)
+    for place, shape in enumerate(shapes):
+        config = _planned(choices, shape)
+        seconds = facts.seconds(config)
+        enough = budget / seconds / config.optim.batch >= ENOUGH_STEPS
+        if enough or place + 1 == len(shapes):
+            break
+    return _explained(choices, config, Timing(budget, seconds, enough))
 
 
 @dataclass(frozen=True)
@@ -166,62 +190,147 @@ class Choices:
     asked: dict[str, Any]
     reasons: list[Reason] = field(default_factory=list)
 
-    def choose(self, name: str, value: Any, why: str) -> Any:
-        """The value that is asked for, or else `value`, with the reason noted."""
-        if name in self.asked:
-            return self.asked[name]
-        self.reasons.append(Reason(name, value, why))
-        return value
+    def get(self, name: str, value: T) -> T:
+        """The value that is asked for, or else `value`."""
+        chosen: T = self.asked.get(name, value)
+        return chosen
+
+    def say(self, name: str, value: Any, why: str) -> None:
+        """Notes the reason for a value that was not asked for."""
+        if name not in self.asked:
+            self.reasons.append(Reason(name, value, why))
 
 
-def _auto_resolution(choices: Choices) -> int:
+class Shape(NamedTuple):
+    """What a step costs most by."""
+
+    resolution: int
+    encoder: str
+    width: float
+
+
+class Timing(NamedTuple):
+    """The time that a run may take, what an image takes of it, and whether that makes enough steps."""
+
+    budget: float
+    seconds: float
+    enough: bool
+
+
+def _shapes(choices: Choices) -> list[Shape]:
+    """From the most detailed to the quickest, with what is asked for in each; views are no larger than images."""
     facts = choices.facts
-    sides = [32, 64, 96, 128, 224] if facts.accelerator else [32, 64, 96, 128]
-    side = max([side for side in sides if side <= facts.side * 1.1], default=32)
-    why = f"the images' short side is typically {facts.side} px"
-    if not facts.accelerator and facts.side >= 141:
-        why += ", and without a GPU 128 px is what is affordable"
-    resolution: int = choices.choose("data.resolution", side, why)
-    return resolution
-
-
-def _auto_network(choices: Choices, resolution: int) -> Network:
-    facts, small = choices.facts, resolution <= 64
-    why = f"{'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px"
-    small = choices.choose("network.small_images", small, why)
-    encoder, width = _auto_encoder(facts, resolution)
-    why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
-    encoder = choices.choose("network.encoder", encoder, why)
-    width = choices.choose("network.width", width, why)
-    hidden = 4096 if facts.accelerator else 1024
-    return Network(encoder=encoder, width=width, small_images=small, projector_hidden=hidden, predictor_hidden=hidden)
-
-
-def _auto_optim(choices: Choices, resolution: int) -> Optim:
-    facts = choices.facts
-    why = f"at most 256 in {facts.memory:.0f} GB, and several steps an epoch"
-    batch = choices.choose("optim.batch", _auto_batch(facts, resolution), why)
-    seen = 4e7 if facts.accelerator else 4e5 * facts.cores * (32 / resolution) ** 1.5
-    passes = float(min(1000, max(10, round(seen / facts.images))))
-    why = f"about {passes * facts.images / batch:,.0f} steps, between 10 and 1000 passes over the images"
-    epochs = choices.choose("optim.epochs", passes, why)
-    decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
-    tau = choices.choose("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")
-    warmup = max(epochs / 20, min(0.5, epochs / 2))
-    return Optim(epochs=epochs, warmup_epochs=warmup, lr=2.0, weight_decay=1e-6, tau=tau, batch=batch)
-
-
-def _auto_encoder(facts: Facts, resolution: int) -> tuple[str, float]:
     if facts.accelerator:
-        return ("resnet50", 1.0) if resolution >= 128 and facts.images >= 20_000 else ("resnet18", 1.0)
-    return "resnet18", 0.25 if resolution <= 64 else 0.5
+        side = max([side for side in (32, 64, 96, 128, 224) if side <= facts.side * 1.1], default=32)
+        deep = choices.get("data.resolution", side) >= 128 and facts.images >= 20_000
+        shapes = [Shape(side, "resnet50" if deep else "resnet18", 1.0)]
+    else:
+        largest = max([shape.resolution for shape in CPU_SHAPES if shape.resolution <= facts.side * 1.1], default=32)
+        stem = _small_images(choices.get("data.resolution", largest))  # a 3x3 stem at 32 px is slower than 7x7 at 64
+        shapes = [s for s in CPU_SHAPES if s.resolution <= largest and _small_images(s.resolution) == stem]
+    fixed = [
+        Shape(
+            choices.get("data.resolution", shape.resolution),
+            choices.get("network.encoder", shape.encoder),
+            choices.get("network.width", shape.width),
+        )
+        for shape in shapes or CPU_SHAPES[-2:]
+    ]
+    return list(dict.fromkeys(fixed))
+
+
+def _small_images(resolution: int) -> bool:
+    return resolution < 64
+
+
+def _planned(choices: Choices, shape: Shape) -> Config:
+    """The config of a shape, but for its length."""
+    facts, resolution = choices.facts, shape.resolution
+    small = choices.get("network.small_images", _small_images(resolution))
+    hidden = 4096 if facts.accelerator else 1024
+    network = Network(
+        encoder=shape.encoder,
+        width=shape.width,
+        small_images=small,
+        projector_hidden=choices.get("network.projector_hidden", hidden),
+        predictor_hidden=choices.get("network.predictor_hidden", hidden),
+    )
+    held = 2 * resolution if facts.side >= 3 * resolution else 0
+    data = Data(resolution=resolution, shrink=choices.get("data.shrink", held))
+    optim = Optim(weight_decay=1e-6, batch=choices.get("optim.batch", _auto_batch(facts, resolution)))
+    views = small_views() if resolution <= 64 else Views()
+    run = Runtime(device=choices.get("run.device", "auto"), precision=choices.get("run.precision", "auto"))
+    return fast(Config(data=data, views=views, network=network, optim=optim, run=run))
+
+
+def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config, list[Reason]]:
+    """The config with its length, and every reason."""
+    facts, resolution, batch = choices.facts, config.data.resolution, config.optim.batch
+    config, timing = _precision(choices, config, timing)
+    why = f"the images' short side is typically {facts.side} px"
+    if not facts.accelerator and facts.side >= resolution * 1.5:
+        why += f", and larger views leave fewer than {ENOUGH_STEPS:,} steps" if timing.enough else ", and time is short"
+    choices.say("data.resolution", resolution, why)
+    if config.data.shrink:
+        choices.say("data.shrink", config.data.shrink, "views are cut faster from images of twice their side")
+    small = config.network.small_images
+    why = f"{'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px"
+    choices.say("network.small_images", small, why)
+    why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
+    choices.say("network.encoder", config.network.encoder, why)
+    choices.say("network.width", config.network.width, why)
+    why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and several steps an epoch"
+    choices.say("optim.batch", batch, why)
+    passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
+    passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
+    steps = passes * facts.images / batch
+    why = f"about {steps:,.0f} steps, timed here at {1000 * timing.seconds * batch:.3g} ms for {batch} images"
+    choices.say("optim.epochs", passes, f"{why}, of {timing.budget / 60:.3g} minutes, at most {MOST_PASSES:,} passes")
+    epochs = choices.get("optim.epochs", passes)
+    decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
+    choices.say("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")
+    if choices.get("objective.name", "info-nce") == "info-nce":
+        why = "negatives keep the rank in the first steps and fade, so that the run ends as BYOL"
+        choices.say("objective.fade", config.objective.fade, why)
+    tau = choices.get("optim.tau", round(decay, 4))
+    optim = replace(config.optim, epochs=epochs, warmup_epochs=epochs / 20, tau=tau)
+    return replace(config, optim=optim), choices.reasons
+
+
+def _precision(choices: Choices, config: Config, timing: Timing) -> tuple[Config, Timing]:
+    """float32 where bf16, which the processor claims to be fast at, is the slower one."""
+    if not choices.facts.bf16 or "run.precision" in choices.asked:
+        return config, timing
+    plain = replace(config, run=replace(config.run, precision="float32"))
+    seconds = choices.facts.seconds(plain)
+    if seconds >= timing.seconds:
+        return config, timing
+    choices.say("run.precision", "float32", f"{timing.seconds / seconds:.2g} times as fast here as bf16")
+    return plain, timing._replace(seconds=seconds)
+
+
+def _most(facts: Facts) -> int:
+    return 256 if facts.accelerator else 128
 
 
 def _auto_batch(facts: Facts, resolution: int) -> int:
     """A power of two: no more than memory holds (about 60 MB an image at 224 px), at least 8 steps an epoch."""
     fits = facts.memory * 0.5 * 1024 / (60 * (resolution / 224) ** 2)
-    most = max(min(256.0, fits, facts.images / 8), min(8, facts.images))
+    most = max(min(float(_most(facts)), fits, facts.images / 8), min(8, facts.images))
     return int(2 ** math.floor(math.log2(most)))
+
+
+def seconds_of(budget: str, where: str = "run.budget") -> float:
+    """The seconds of a time such as 90s, 15m or 2h; 0 of none."""
+    if not budget:
+        return 0.0
+    try:
+        seconds = float(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]]
+    except (ValueError, KeyError):
+        seconds = math.nan
+    if not 1 <= seconds <= 1e9:
+        raise UsageError(f"{where} is a time of at least a second, such as 90s, 15m or 2h, not {budget!r}.")
+    return seconds
 
 
 def compose(
@@ -242,9 +351,24 @@ def compose(
         config, reasons = auto(facts, {name: given[name] for name in (*file_values, *overrides)})
     else:
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
-    config = apply(config, file_values, file, check=False)
-    return apply(config, overrides, "flags"), reasons
+    config = apply(apply(config, file_values, file, check=False), overrides, "flags")
+    seconds_of(config.run.budget)
+    if config.run.budget and preset != "auto":
+        raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
+    return config, reasons
 
+
+CPU_SHAPES = (
+    Shape(128, "resnet18", 0.5),
+    Shape(96, "resnet18", 0.5),
+    Shape(64, "resnet18", 0.5),
+    Shape(64, "resnet18", 0.25),
+    Shape(32, "resnet18", 0.5),
+    Shape(32, "resnet18", 0.25),
+)
+ENOUGH_STEPS, FEWEST_STEPS = 3000, 10
+MOST_PASSES = 1000
+DEFAULT_SECONDS = {False: 30 * 60.0, True: 4 * 3600.0}  # without and with an accelerator
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "paper-1000": paper_1000,

@@ -195,13 +195,13 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
-            tau = target_decay(k, config, plan)
+            tau, beta = target_decay(k, config, plan), negatives(k, config, plan)
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             with guarded(State(model, optimizer, k), setup):
                 passes = augmented(crops, setup)
-                step = update(model, optimizer, passes, lr=lr, tau=tau, machine=setup.machine)
+                step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, machine=setup.machine)
                 if k % config.run.log_every == 0 or k + 1 == plan.steps:
-                    watch.metrics.add(setup.metrics_line(k, step, lr, tau))
+                    watch.metrics.add(setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta))
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
             state = State(model, optimizer, k + 1)
@@ -262,6 +262,14 @@ def target_decay(k: int, config: Config, plan: Plan) -> float:
     if config.optim.tau_schedule == "constant":
         return config.optim.tau
     return schedules.target_decay(k, base=config.optim.tau, total_steps=plan.steps)
+
+
+def negatives(k: int, config: Config, plan: Plan) -> float:
+    """beta of step k: the weight of negative examples, of which the paper's loss has none."""
+    objective = config.objective
+    if objective.name != "info-nce":
+        return 0.0
+    return schedules.fading(k, base=objective.beta, share=objective.fade, total_steps=plan.steps)
 
 
 def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:

@@ -1,4 +1,4 @@
-"""Learning rates and the target decay as pure functions of the step: nothing to save, nothing to lose."""
+"""Rates, tau and the weight of negatives as pure functions of the step: nothing to save, nothing to lose."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
 def target_decay(step: int, *, base: float, total_steps: int) -> float:
     """tau: from `base` to 1 along half a cosine over all steps, without regard to the warm-up."""
     return 1.0 - (1.0 - base) * 0.5 * (1.0 + math.cos(math.pi * step / total_steps))
+
+
+def fading(step: int, *, base: float, share: float, total_steps: int) -> float:
+    """beta: from `base` straight down to 0 over the first `share` of all steps, then 0; at share 0 always `base`."""
+    return base * max(0.0, 1.0 - step / (share * total_steps)) if share else base
 
 
 def in_pieces(step: int, *, base: float, drops: Sequence[float], total_steps: int) -> float:

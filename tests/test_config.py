@@ -269,6 +269,7 @@ def test_defaults_are_the_papers() -> None:
         "objective.name": "byol",
         "objective.normalization": "l2",
         "objective.temperature": 0.1,
+        "objective.fade": 0.0,
         "objective.scale": 1.0,
         "optim.predictor_lr": 1.0,
         "optim.projector_lr": 1.0,

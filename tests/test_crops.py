@@ -203,3 +203,23 @@ def test_boxes_of_images_of_different_sizes() -> None:
         for i in range(3):
             alone = views.boxes(views.slice_draw(draw, i, i + 1), int(heights[i]), int(widths[i]), config)
             assert [int(side[i]) for side in together] == [int(side) for side in alone]
+
+
+@pytest.mark.parametrize(("height", "width", "side"), [(40, 64, 20), (65, 48, 31), (30, 30, 7)])
+def test_shrinking_against_torch(height: int, width: int, side: int) -> None:
+    """Breaks if the short side is not the one that is asked for, the axes are exchanged, or there is no low pass."""
+    image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scale = side / min(height, width)
+    sizes = [round(height * scale), round(width * scale)]
+    expected = interpolate(image[None].double(), sizes, mode="bicubic", antialias=True)[0].round().clamp(0, 255)
+    found = crops.shrink(image, side)
+    assert found.dtype == torch.uint8
+    assert min(found.shape[1:]) == side
+    assert float((found.double() - expected).abs().max()) <= 1
+
+
+def test_smaller_images_are_not_enlarged() -> None:
+    """Breaks if an image at or below the side is resized, or 0 shrinks to nothing."""
+    image = torch.randint(0, 256, (3, 9, 12), dtype=torch.uint8)
+    for side in (0, 9, 100):
+        assert crops.shrink(image, side) is image

@@ -15,18 +15,20 @@ from torch import Tensor
 import byol
 from byol import checkpoint, pretraining, schedules
 from byol.algorithm import Pass, update
+from byol.config import Objective
 from byol.errors import Diverged, Interrupted
 from byol.networks import OptimalLinear
 from byol.objectives import OBJECTIVES, regression
 from byol.run import signals
 from byol.run.machine import Machine
-from tests.test_method import both, build, lars, views
+from tests.test_method import HERE, both, build, lars, views
 from tests.test_networks import images
 from tests.test_pretraining import digest
 
 NO_PREDICTOR = {"network.predictor": "none"}
 NO_TARGET = {"network.target": "online"}
 NEGATIVES = {"objective.name": "info-nce"}
+FADING = NEGATIVES | {"objective.beta": 0.8, "objective.fade": 0.5, "optim.accumulate": 2}
 SOLVED = {"network.predictor": "optimal-linear", "network.projection": 4}
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -34,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simclr with a target": NEGATIVES | NO_PREDICTOR,
     "simclr with a predictor": NEGATIVES | NO_TARGET,
     "byol with negatives": NEGATIVES | {"objective.beta": 0.5, "objective.temperature": 0.3},
+    "negatives that fade": FADING,
     "byol by info-nce": NEGATIVES | {"objective.beta": 0.0},
     "mean teacher": NO_PREDICTOR,
     "no target": NO_TARGET,
@@ -58,7 +61,8 @@ VARIANTS |= {name: {"objective.name": name} for name in OBJECTIVES}
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_trains(folder: Path, tmp_path: Path, tiny: dict[str, Any], name: str) -> None:
-    """Breaks if a variant exists only in the config: no gradient reaches the encoder, or the logged tau is not its."""
+    """Breaks if a variant exists only in the config: no gradient reaches the encoder, or the logged tau or
+    beta is not its."""
     run = byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny | {"optim.epochs": 1} | VARIANTS[name])
     losses = [m["loss"] for m in run.metrics if "loss" in m]
     assert len(losses) == 3
@@ -70,6 +74,10 @@ def test_every_variant_trains(folder: Path, tmp_path: Path, tiny: dict[str, Any]
         assert taus == [constant.get(target, VARIANTS[name].get("optim.tau"))] * 3
     else:
         assert taus == [schedules.target_decay(k, base=run.config.optim.tau, total_steps=3) for k in range(3)]
+    objective = run.config.objective
+    beta = objective.beta if objective.name == "info-nce" else 0.0
+    expected = [0.8, 0.8 / 3, 0.0] if name == "negatives that fade" else [beta] * 3  # half of 3 steps are 1.5
+    assert [m["beta"] for m in run.metrics if "beta" in m] == pytest.approx(expected, abs=1e-15)
     tensors = checkpoint.read(checkpoint.found(run.out / "checkpoints")[0])
     assert all(t.isfinite().all() for t in tensors.values())
     assert float(tensors["optimizer.online.encoder.conv1.weight.momentum"].norm()) > 0
@@ -100,7 +108,9 @@ def test_constant_tau_zero_and_one_are_the_targets_they_name(
 
 
 @pytest.mark.parametrize(
-    "changes", [NEGATIVES | NO_PREDICTOR | NO_TARGET | {"optim.accumulate": 2}, SOLVED], ids=["simclr", "solved"]
+    "changes",
+    [NEGATIVES | NO_PREDICTOR | NO_TARGET | {"optim.accumulate": 2}, SOLVED, FADING],
+    ids=["simclr", "solved", "fading"],
 )
 def test_an_interrupted_variant_ends_as_an_uninterrupted_one(
     folder: Path, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -121,6 +131,26 @@ def test_an_interrupted_variant_ends_as_an_uninterrupted_one(
         byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
     byol.pretrain(folder, tmp_path / "cut", "cifar10-cpu", overrides)
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_a_step_without_negatives_is_the_step_of_byol() -> None:
+    """Breaks if temperature, scale or beta of an earlier step is left in the gradient once the negatives are gone, or
+    the step's beta does not reach the loss: then a run whose negatives fade would not end as BYOL."""
+    seen = views(batch=6)
+    found = {}
+    for name, objective, beta in (
+        ("byol", Objective(scale=3.0), None),
+        ("faded", Objective(name="info-nce", temperature=0.07, scale=3.0), 0.0),
+        ("fading", Objective(name="info-nce", temperature=0.07, scale=3.0), 0.4),
+        ("as configured", Objective(name="info-nce", temperature=0.07, scale=3.0, beta=0.4), None),
+    ):
+        model = build(objective=objective)
+        loss = update(model, lars(model), [seen], lr=0.1, tau=0.9, beta=beta, machine=HERE).loss
+        found[name] = loss, torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert found["faded"][0] == pytest.approx(found["byol"][0] - 3 * 4, rel=1e-12)
+    torch.testing.assert_close(found["faded"][1], found["byol"][1], rtol=1e-9, atol=1e-11)
+    assert torch.equal(found["fading"][1], found["as configured"][1])
+    assert float((found["fading"][1] - found["byol"][1]).norm()) > 1e-3
 
 
 def test_norms_over_training_are_those_of_the_figure(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from byol import presets
 from byol.config import Config, resolve
 from byol.errors import UsageError
-from byol.schedules import learning_rate, target_decay
+from byol.schedules import fading, learning_rate, target_decay
 
 IMAGENET = 1_281_167
 MAIN = {"peak": 3.2, "warmup_steps": 3127, "total_steps": 312_784}
@@ -70,6 +70,20 @@ def test_target_decay_stays_between_base_and_one() -> None:
     assert taus[0] == pytest.approx(0.97, rel=1e-15)
     assert taus == sorted(taus)
     assert max(taus) <= 1.0
+
+
+@pytest.mark.parametrize(("base", "share"), [(1.0, 0.7), (0.5, 0.3), (1.0, 1.0)])
+def test_fading_against_a_transcription(base: float, share: float) -> None:
+    """Breaks if beta waits for the warm-up, ends anywhere but at 0, comes back below 0, or is not a straight line."""
+    end = share * 40
+    expected = [base * (end - k) / end if k < end else 0.0 for k in range(41)]
+    assert [fading(k, base=base, share=share, total_steps=40) for k in range(41)] == pytest.approx(expected, abs=1e-15)
+    assert fading(math.ceil(end), base=base, share=share, total_steps=40) == 0.0
+
+
+def test_nothing_fades_at_share_zero() -> None:
+    """Breaks if the default touches beta, whose constant value is what the paper's tables vary."""
+    assert {fading(k, base=0.3, share=0.0, total_steps=9) for k in range(10)} == {0.3}
 
 
 @pytest.mark.parametrize(

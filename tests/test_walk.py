@@ -16,6 +16,7 @@ from byol.config import Data
 from byol.data import open_source
 from byol.data.decode import printable
 from byol.errors import OutputBusy
+from byol.run import facts
 from byol.run.directory import Request, open_run
 from byol.run.progress import NAMED, name_left_out
 from tests.conftest import TINY
@@ -135,3 +136,23 @@ def test_a_run_of_auto_goes_on_for_longer(folder: Path, home: Path) -> None:
         assert first[name] == longer[name] == again[name]
     with pytest.raises(OutputBusy, match=r"optim\.tau"):
         opened(**{"optim.tau": 0.5})
+
+
+def test_a_budget_is_planned_once(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if a run that goes on is timed anew, so that a busier machine would give it another length or shape, or if
+    a run goes on for another budget as if nothing were."""
+    given = {name: value for name, value in SHORT.items() if name not in ("optim.epochs", "network.width")}
+
+    def opened(seconds: float, **more: object) -> dict[str, object]:
+        monkeypatch.setattr(facts, "seconds_an_image", lambda sample, config: seconds)
+        with open_run(Request.make(folder, home / "run", "auto", {**given, **more}, None), overwrite=False) as setup:
+            setup.write("interrupted")
+            return setup.record_of_run.config
+
+    first = opened(1e-3, **{"run.budget": "12s"})
+    assert first["optim.epochs"] == 12 / 1e-3 / 24
+    assert opened(1e-1, **{"run.budget": "12s"}) == first
+    longer = opened(1e-1, **{"run.budget": "12s", "optim.epochs": 600})
+    assert longer == first | {"optim.epochs": 600}
+    with pytest.raises(OutputBusy, match=r"run\.budget: 12s → 1h"):
+        opened(1e-3, **{"run.budget": "1h", "optim.epochs": 600})

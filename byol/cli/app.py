@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Group, Parameter, Token
 
 import byol
-from byol.config import Config, apply, declared, optional
+from byol.config import Config, apply, declared
 from byol.evals.spec import Specs
 
 
@@ -41,6 +42,12 @@ SHORT = {
     "run.device": "--device",
     "run.precision": "--precision",
 }
+ALIASES = {"run.budget": "--budget"}  # of the config's flags alone
+
+
+def optional(kind: Any) -> Any:
+    """`kind | None`, for the flags that may be left out."""
+    return Union[kind, types.NoneType]  # noqa: UP007 (built at run time)
 
 
 def _as_typed(_: Any, tokens: Sequence[Token]) -> Any:
@@ -60,7 +67,7 @@ def flags_of(kind: type, section: str = "") -> Any:
             several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
             flag = Parameter(
-                alias=SHORT.get(f"{section}.{name}"),
+                alias=(SHORT | ALIASES).get(f"{section}.{name}"),
                 help=help,
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from byol import views
 from byol.config import Config, Plan
+from byol.crops import shrink
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
 from byol.parallel import processes
@@ -97,8 +98,10 @@ def prepare(source: Source, config: Config) -> Images:
     pixels: Tensor | None = None
     bad: list[Bad] = []
     fingerprint = source_fingerprint(source)
-    sizes = [] if config.data.in_memory == "never" else sample_sizes(source)
-    mean = sum(h * w for h, w in sizes) / max(len(sizes), 1)
+    if config.data.shrink:
+        source = replace(source, read=functools.partial(_shrunk, source.read, config.data.shrink))
+    sizes = [] if config.data.in_memory == "never" else [image[0].numel() for image in sample(source)]
+    mean = sum(sizes) / max(len(sizes), 1)
     if fits(3 * mean * len(source), config):
         # Processes for small images, whose reading is mostly Python, which threads run in turn; threads for large ones.
         # Processes that are not forked take seconds to start, and run a script without a `__main__` guard again.
@@ -110,6 +113,10 @@ def prepare(source: Source, config: Config) -> Images:
     shuffled = np.random.default_rng([config.run.seed, 1]).permutation(indices)
     train, held_out = np.sort(shuffled[count:]), np.sort(shuffled[:count])
     return Images(source, train, held_out, pixels, bad, fingerprint, _blocks(source, train, config))
+
+
+def _shrunk(read: Callable[[int], Tensor], side: int, index: int) -> Tensor:
+    return shrink(read(index), side)
 
 
 def _blocks(source: Source, train: np.ndarray, config: Config) -> Blocks | None:
@@ -151,10 +158,15 @@ def fits(decoded: float, config: Config) -> bool:
     return decoded <= share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def sample_sizes(source: Source, count: int = 32) -> list[tuple[int, int]]:
-    """(height, width) of up to `count` images spread over the source; bad ones are left out."""
+def sample(source: Source, count: int = 32) -> list[Tensor]:
+    """Up to `count` images uint8 (3, H, W) spread over the source; bad ones are left out."""
     spread = np.unique(np.linspace(0, len(source) - 1, count).astype(int))
-    return [(image.shape[1], image.shape[2]) for _, image in readable(source, spread)]
+    return [image for _, image in readable(source, spread)]
+
+
+def sample_sizes(source: Source) -> list[tuple[int, int]]:
+    """(height, width) of some images spread over the source."""
+    return [(image.shape[1], image.shape[2]) for image in sample(source)]
 
 
 def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | None, list[Bad]]:

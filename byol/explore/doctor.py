@@ -15,7 +15,7 @@ import torch
 from byol import data, neighbours, presets, views
 from byol.config import Config, View
 from byol.config_file import read_yaml
-from byol.data.loader import worker_count
+from byol.data.loader import sample, worker_count
 from byol.data.source import Source
 from byol.data.workers import loaded
 from byol.errors import BadData, UsageError
@@ -23,7 +23,7 @@ from byol.explore import throughput
 from byol.explore.examine import BITS, Look, Looks
 from byol.presets import Reason
 from byol.run import record
-from byol.run.directory import facts
+from byol.run.facts import facts
 from byol.run.files import write_atomically
 from byol.run.progress import bar, tell
 
@@ -80,7 +80,7 @@ def doctor(request: Request) -> Findings:
     source = data.open_source(request.data, first.data)
     looks = scan(source, first)
     good = [look for look in looks if not look.reason]
-    config, reasons = _recipe(request, values, good)
+    config, reasons = _recipe(request, values, source, good)
     findings = describe(source, looks)
     findings = replace(
         findings,
@@ -180,13 +180,15 @@ def near_groups(good: Sequence[Look], exact: Sequence[Sequence[int]]) -> list[li
     return [[some[i].number for i in group] for group in neighbours.groups(lowest)]
 
 
-def _recipe(request: Request, values: dict[str, Any], good: Sequence[Look]) -> tuple[Config, list[Reason]]:
+def _recipe(
+    request: Request, values: dict[str, Any], source: Source, good: Sequence[Look]
+) -> tuple[Config, list[Reason]]:
     """The config that training would have, and why `auto` chose it."""
     first, reasons = presets.compose(request.preset, values, {})
     if request.preset != "auto" or not good:
         return first, reasons
-    sides = [min(look.height, look.width) for look in good]
-    return presets.compose(request.preset, values, {}, "", facts(len(good), sides, first))
+    some = sample(source)
+    return presets.compose(request.preset, values, {}, "", facts(len(good), some, first))
 
 
 def warnings(good: Sequence[Look], config: Config) -> list[str]:

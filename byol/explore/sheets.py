@@ -15,7 +15,7 @@ from byol.data import loader
 from byol.data.source import Source
 from byol.errors import BadData, UsageError
 from byol.run import pictures
-from byol.run.directory import facts
+from byol.run.facts import facts
 from byol.run.files import placed
 from byol.run.progress import tell
 
@@ -38,8 +38,7 @@ def _recipe(source: Source, preset: str, values: dict[str, Any]) -> Config:
     first, _ = presets.compose(preset, values, {})
     if preset != "auto":
         return first
-    sides = [min(size) for size in loader.sample_sizes(source)]
-    return presets.compose(preset, values, {}, "", facts(len(source), sides, first))[0]
+    return presets.compose(preset, values, {}, "", facts(len(source), loader.sample(source), first))[0]
 
 
 def _some(source: Source, count: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -101,9 +101,9 @@ class Setup:
         ended = self.record_of_run.status == "finished" and self.record_of_run.verdict is not None
         return ended and last == [self.plan.steps]
 
-    def metrics_line(self, k: int, step: Step, lr: float, tau: float) -> dict[str, Any]:
-        """The line of metrics.jsonl for step k."""
-        values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), "lr": lr, "tau": tau}
+    def metrics_line(self, k: int, step: Step, **schedules: float) -> dict[str, Any]:
+        """The line of metrics.jsonl for step k, with the values of this step's schedules."""
+        values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
 
     def collect_bad(self) -> None:
@@ -232,7 +232,7 @@ def _read_stored(out: Path, overwrite: bool) -> RunRecord | None:
 def _choose(request: Request, source: Source, stored: RunRecord | None) -> tuple[Config, list[Reason], Machine]:
     """Config and machine of the run: the stored ones if the same is asked again, so that `auto` stays with its choice.
 
-    Where a run of `auto` is to go on for other epochs, `auto` keeps what it derived from the first number of epochs.
+    Where a run of `auto` is to go on for other epochs, `auto` keeps all that it chose at first.
     """
     asked = request.asked
     before = _config(request.out, stored) if stored else Config()
@@ -240,12 +240,12 @@ def _choose(request: Request, source: Source, stored: RunRecord | None) -> tuple
         return before, stored.reasons, _machine(stored, before)
     config, reasons = request.config, list[Reason]()
     if asked.preset == "auto":
+        from byol.run.facts import facts  # only here is anything measured
+
         kept = {}
         if stored and stored.request.preset == "auto":
-            derived = {"optim.tau": before.optim.tau, "optim.warmup_epochs": before.optim.warmup_epochs}
-            kept = {name: value for name, value in derived.items() if name not in stored.request.overrides}
-        sides = [min(size) for size in loader.sample_sizes(source)]
-        seen = facts(len(source), sides, request.config)
+            kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
+        seen = facts(len(source), loader.sample(source), request.config)
         config, reasons = presets.compose("auto", asked.overrides, kept, record.NAME, seen)
     return config, reasons, _machine(stored, before) if stored else machine.choose(config)
 
@@ -264,18 +264,6 @@ def _machine(stored: RunRecord, config: Config) -> Machine:
     """As it began; among another number of processes its threads are counted anew, as nothing is bit-exact then."""
     here = machine.choose(apply(config, {"run.device": stored.machine.device_name}))  # unless the device is not here
     return stored.machine if stored.processes == processes.world() else replace(stored.machine, threads=here.threads)
-
-
-def facts(images: int, sides: Sequence[int], config: Config) -> presets.Facts:
-    """What `auto` goes by, from the number of images and the short sides of some of them."""
-    place = machine.choose(config)
-    return presets.Facts(
-        images=images,
-        side=int(np.median(sides)) if len(sides) else 32,
-        cores=place.threads,
-        memory=machine.memory(place),
-        accelerator=place.device.type != "cpu",
-    )
 
 
 def _clear(out: Path) -> None:

@@ -110,6 +110,8 @@ def target_in_words(config: Config) -> str:
 def objective_in_words(config: Config) -> str:
     objective = config.objective
     contrastive = f"temperature {objective.temperature:g}, beta {objective.beta:g}"
+    if objective.fade:
+        contrastive += f" falling to 0 over the first {objective.fade:.0%} of the run"
     how = contrastive if objective.name == "info-nce" else f"normalization {objective.normalization}"
     return f"{objective.name}, {how}; predictor {config.network.predictor}"
 

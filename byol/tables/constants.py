@@ -172,6 +172,7 @@ FIXED = (
     Constant("network.init_scale", 1.0, "section 5"),
     Constant("objective.name", "byol", "section 3.1, equation 2"),
     Constant("objective.normalization", "l2", "section 3.1, equation 2"),
+    Constant("objective.fade", 0.0, "section 3.1: no negatives"),
     Constant("objective.scale", 1.0, "section 3.1, equation 2"),
     Constant("optim.optimizer", "lars", "section 3.3"),
     Constant("optim.epochs", 1000.0, "section 3.3"),

@@ -1,0 +1,66 @@
+"""What the preset `auto` goes by: the images, the machine, and how long this machine takes to train on an image.
+
+The time is that of a training step and of cutting and changing views, measured with some of the images; images that do
+not stay in memory are decoded meanwhile, by other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byol import method, views
+from byol.config import Config
+from byol.crops import shrink
+from byol.presets import Facts
+from byol.run import cost, machine
+
+TIMED_IMAGES = 16
+
+
+def facts(images: int, sample: Sequence[Tensor], config: Config) -> Facts:
+    """Of this many images, some of which are the sample, uint8 (3, H, W); before anything is chosen."""
+    place = machine.choose(config)
+    sides = [min(image.shape[1:]) for image in sample]
+    return Facts(
+        images=images,
+        side=int(np.median(sides)) if sides else 32,
+        cores=place.threads,
+        memory=machine.memory(place),
+        accelerator=place.device.type != "cpu",
+        seconds=partial(seconds_an_image, list(sample[:TIMED_IMAGES])),
+        bf16=place.device.type == "cpu" and place.precision == "bf16",
+    )
+
+
+def seconds_an_image(sample: Sequence[Tensor], config: Config) -> float:
+    """Of training, views included; loading by other processes takes time only where it shares the processor."""
+    place = machine.choose(config)
+    machine.use(place)
+    with torch.random.fork_rng():
+        model = method.build(config.network, objective=config.objective).to(**place.placement(config))
+        step = cost.seconds_an_image(model, config, place, config.optim.batch)
+    cut = seconds_of_views(sample, config)
+    return step + cut if place.device.type == "cpu" else max(step, cut)
+
+
+def seconds_of_views(sample: Sequence[Tensor], config: Config) -> float:
+    """Both views of an image: at once where all images are of one size, as in training, or one by one, shared by the
+    cores."""
+    if not sample:
+        return 0.0
+    images = [shrink(image, config.data.shrink) for image in sample]
+    alike = all(image.shape == images[0].shape for image in images)
+    batch = torch.stack(images) if alike else images
+    seconds = []
+    for step in range(3):
+        began = time.perf_counter()
+        for draw in views.draw(0, step, len(images), config.views):
+            views.make(batch, draw, config.views, config.data.resolution)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds) / len(images) / (1 if alike else torch.get_num_threads())
