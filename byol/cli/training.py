@@ -88,7 +88,7 @@ def table(
     name: str = "",
     *,
     listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
-    scale: Literal["paper", "cpu"] = "paper",
+    scale: Literal["paper", "night", "cpu"] = "paper",
     seeds: int = 0,
     data: str = "",
     out: Path = Path("tables"),
@@ -109,7 +109,8 @@ def table(
     listed
         Show all tables and end.
     scale
-        paper: ImageNet as in the paper, below --data.root. cpu: minutes a cell on the images of --data.
+        paper: ImageNet as in the paper, below --data.root. On the images of --data: cpu, minutes a cell, or night,
+        45 minutes of one core a cell.
     seeds
         Repeat every row with this many seeds; the paper's number when left out.
     data

@@ -15,12 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from byol.config import apply, declared, flatten
+from byol.config import Config, apply, declared, flatten
 from byol.evals.spec import PROTOCOLS, Specs
 from byol.presets import compose
 from byol.tables import record
 from byol.tables.record import CellRecord
-from byol.tables.table import Column, Overrides, Row, ScaleName, Table, evaluation_spec, resolved
+from byol.tables.scales import Overrides, Scale
+from byol.tables.table import Column, Row, Table, evaluation_spec, resolved
 
 # Fields that change neither images nor weights: where things are, and how a run is logged and kept.
 FREE = {name for name, _, metadata in declared() if metadata["on_resume"]} - {"optim.epochs"} | {"data.root"}
@@ -58,9 +59,12 @@ class Cell:
 
     @cached_property
     def config(self) -> Overrides:
-        """The fields that the run's images and weights depend on."""
-        config = flatten(compose(self.preset, self.overrides, {})[0])
-        return {name: value for name, value in config.items() if name not in FREE}
+        """The fields that the run's images and weights depend on, where they are not at their default.
+
+        So a field that the package gains, at a default that changes nothing, leaves every cell what it is.
+        """
+        config, usual = flatten(compose(self.preset, self.overrides, {})[0]), flatten(Config())
+        return {name: value for name, value in config.items() if name not in FREE and value != usual[name]}
 
     @cached_property
     def _pretraining(self) -> Overrides:
@@ -110,7 +114,7 @@ class Plan:
 
     table: Table
     rows: tuple[Row, ...]
-    scale: ScaleName
+    scale: Scale
     seeds: int
     data: str = ""  # instead of the table's own
     out: Path = Path("tables")
@@ -136,8 +140,8 @@ class Plan:
 
     def place(self, row: Row, column: Column) -> tuple[str, str]:
         """(protocol, data set) of a column at this scale."""
-        if self.scale == "cpu":
-            return column.cpu, self.data
+        if self.scale.small:
+            return column.small, self.data
         return column.protocol, column.on or self.data or row.data
 
     def evaluation(self, row: Row, place: tuple[str, str]) -> Evaluation:

@@ -11,6 +11,7 @@ import torch
 from filelock import FileLock
 
 from byol import checkpoint, networks
+from byol.config import Config, flatten
 from byol.errors import Diverged, OutputBusy
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.evaluation import open_data, run_protocol
@@ -21,7 +22,7 @@ from byol.run import machine
 from byol.run.directory import commit
 from byol.run.files import read_metrics
 from byol.run.record import NAME, encode, read_run
-from byol.tables.cells import Cell, Evaluation
+from byol.tables.cells import FREE, Cell, Evaluation
 from byol.tables.compute import header
 from byol.tables.record import CellRecord, Look, Score, Verdict
 
@@ -62,7 +63,9 @@ def pretrained(cell: Cell) -> Verdict:
             with suppress(Diverged):
                 pretrain(cell.data, cell.run, cell.preset, cell.overrides)
         run = read_run(cell.run)
-        if other := [name for name, value in encode(cell.config).items() if run.config.get(name) != value]:
+        usual = encode({name: value for name, value in flatten(Config()).items() if name not in FREE})
+        own, found = usual | encode(cell.config), usual | run.config
+        if other := [name for name, value in own.items() if found[name] != value]:
             raise OutputBusy(f"{cell.run} holds another run than this row's: {', '.join(other[:8])} differ. Remove it.")
         checkpoint.clear(cell.run / checkpoint.FOLDER)
         if run.status == "diverged" or run.verdict is None:

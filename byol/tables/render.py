@@ -96,7 +96,7 @@ def markdown(table: TableRecord) -> str:
         same = f"; same run as “{row.repeats}”" if row.repeats else ""
         lines.append(_line([row.label, *(text for pair in figures for text in pair), str(seeds), verdicts(row) + same]))
     notes = [_order(table, title) for title in titles]
-    if table.scale == "cpu":
+    if table.scale != "paper":
         notes.append(f"Ours: {_how(table)}; the paper's figures are ImageNet's: the order is compared, not the level.")
     notes += [f"Note: {note}" for note in table.notes]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes if note)]) + "\n"

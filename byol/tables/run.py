@@ -52,8 +52,8 @@ def run(plan: Plan, where: str = "") -> TableRecord:
     at_a_time = int(where.partition(":")[2]) if where.startswith("local:") and where[6:].isdecimal() else 1
     progress = Progress(len(todo), known, max(1, at_a_time))
     say(
-        f"{plan.table.title} [{plan.table.source}] at the {plan.scale} scale: {len(plan.cells)} rows, {plan.seeds} "
-        f"seeds, {len(cells)} cells; {len(cells) - len(todo)} done, {len(todo)} missing"
+        f"{plan.table.title} [{plan.table.source}] at the {plan.scale.name} scale: {len(plan.cells)} rows, "
+        f"{plan.seeds} seeds, {len(cells)} cells; {len(cells) - len(todo)} done, {len(todo)} missing"
         + (f", {progress.left()}" if todo else "")
     )
     if todo and where:
@@ -110,7 +110,7 @@ def collect(plan: Plan) -> TableRecord:
             RowFacts(row.label, row.group, row.x, published, repeats, [_result(plan, row, cell) for cell in cells])
         )
     columns = [ColumnFacts(c.title, c.x, plan.place(plan.rows[0], c)[0]) for c in table.columns]
-    about = (table.name, table.title, table.source, plan.scale, table.figure)
+    about = (table.name, table.title, table.source, plan.scale.name, table.figure)
     return TableRecord(*about, columns, list(table.notes), plan.seeds, rows)
 
 
@@ -152,7 +152,7 @@ def _figure(plan: Plan, row: Row, column: Column, cell: Cell, record: CellRecord
 def write(plan: Plan, table: TableRecord) -> None:
     """NAME-SCALE.json, .md, .csv and, where matplotlib is installed, .png; the Markdown also to the screen."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    base = plan.out / f"{plan.table.name}-{plan.scale}"
+    base = plan.out / f"{plan.table.name}-{plan.scale.name}"
     write_table(base.with_suffix(".json"), table)
     text = render.markdown(table)
     write_atomically(base.with_suffix(".md"), text.encode())
