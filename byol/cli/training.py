@@ -93,6 +93,7 @@ def table(
     data: str = "",
     out: Path = Path("tables"),
     jobs: str = "",
+    planned: Annotated[bool, Parameter(name="--plan", negative=())] = False,
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -119,6 +120,8 @@ def table(
         Where runs, cells and the table go.
     jobs
         local:N for N processes here, slurm:PARTITION[:GPUS] for a cluster; this process when left out.
+    planned
+        Show cells, minutes a cell and in all, and what each row means as shares of its run; compute nothing.
     rows
         Only rows whose label holds one of these texts.
     """
@@ -130,9 +133,12 @@ def table(
     asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
     plan = catalog.plan(asked)
     output.check_folder(out)
-    from byol.tables.run import run
+    from byol.tables.run import preview, run
 
-    run(plan, jobs)
+    if planned:
+        preview(plan, jobs)
+    else:
+        run(plan, jobs)
 
 
 @app.command(group=TRAIN)

@@ -11,11 +11,13 @@ from byol.data.address import parse
 from byol.errors import UsageError, nearest
 from byol.tables.ablations import ABLATIONS
 from byol.tables.cells import Plan
+from byol.tables.predictors import PREDICTORS
 from byol.tables.results import RESULTS
 from byol.tables.scales import SCALES, Overrides, Scale, ScaleName
 from byol.tables.table import UNTRAINED, Row, Table
+from byol.tables.transfers import TRANSFERS
 
-TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *ABLATIONS)}
+TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *TRANSFERS, *ABLATIONS, *PREDICTORS)}
 
 
 def find(name: str) -> Table:
@@ -64,8 +66,8 @@ def plan(asked: Request) -> Plan:
     scale = SCALES[asked.scale]
     rows = chosen(table, scale, asked.rows)
     _check_data(asked, scale, rows)
-    if scale.small:
-        rows += (UNTRAINED,)
+    if scale.small and not any(row.encoder == "random" for row in rows):
+        rows += (next((row for row in table.at(scale) if row.encoder == "random"), UNTRAINED),)
     return Plan(table, rows, scale, asked.seeds or table.seeds, asked.data, asked.out, asked.given)
 
 
@@ -84,9 +86,14 @@ def _check_data(asked: Request, scale: Scale, rows: tuple[Row, ...]) -> None:
 
 
 def listing() -> str:
-    """A line a table: name, rows at every scale, title and source."""
+    """A line a table: name, rows at every scale, title and source; then the scales."""
     lines = [f"{'table':<24}{''.join(f'{name:>6}' for name in SCALES)}  what"]
     for name, table in TABLES.items():
         counts = "".join(f"{len(table.at(scale)) or '–':>6}" for scale in SCALES.values())
         lines.append(f"{name:<24}{counts}  {table.title} [{table.source}]")
+    lines += [f"--scale {name}: {scale.what}{_cost(scale)}" for name, scale in SCALES.items()]
     return "\n".join(lines)
+
+
+def _cost(scale: Scale) -> str:
+    return f"; about {scale.minutes:g} minutes of one core a cell" if scale.minutes else ""

@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
     def tau(self, steps: int) -> float:
         """At least 0: a run cannot remember less than its last step."""
-        return max(0.0, 1 - 1 / (self.part * steps))
+        return max(0.0, round(1 - 1 / (self.part * steps), 10))
 
 
 def memory_of(tau: float, steps: int) -> float:
@@ -113,7 +113,22 @@ SMALL: Overrides = {
     "optim.trust_coefficient": 0.005,
     "run.checkpoint_seconds": 60.0,
 }
-SMALL_SPEC: Overrides = {"transfer.penalties": [1e-6, 1e-4, 1e-2, 1.0, 1e2]}  # 45 would take as long as the training
+# Evaluations that take minutes beside such a run: fewer settings to choose from, fewer epochs or steps.
+SMALL_SPEC: Overrides = {
+    "transfer.penalties": [1e-6, 1e-4, 1e-2, 1.0, 1e2],  # 45 would take as long as the training
+    "linear.epochs": 2.0,
+    "linear.batch": 256,
+    "semi_supervised.epochs": (10.0,),
+    "semi_supervised.lrs": (0.05, 0.1),
+    "semi_supervised.batch": 128,
+    **{"segmentation.steps": 600, "segmentation.batch": 8, "segmentation.lrs": (0.01, 0.05)},
+    **{"segmentation.crop": 32, "segmentation.test_crop": 32, "segmentation.channels": 64},
+    **{"detection.steps": 600, "detection.batch": 4, "detection.lrs": (0.001, 0.005), "detection.longest": (48, 96)},
+    **{"detection.test_longest": 64, "detection.proposals": (100, 50), "detection.rois": 32, "detection.roi_size": 7},
+    **{"depth.steps": 300, "depth.batch": 16, "depth.lrs": (0.16, 0.64), "depth.shrink": 1.0, "depth.crop": (32, 32)},
+    "depth.filters": (128, 64, 32, 16),
+}
+DENSE_DATA = "scenes:1000"  # what masks, boxes and depths a small scale has: rendered ones
 CIFAR10 = 50_000
 IMAGENET = 1_281_167
 
@@ -126,7 +141,7 @@ SCALES: dict[str, Scale] = {
         CIFAR10,
         "paper-300",
         {**SMALL, "optim.epochs": 30.0, "optim.warmup_epochs": Share(1 / 30)},  # the share of the paper's ablations
-        SMALL_SPEC,
+        {**SMALL_SPEC, "supervised.epochs": 30.0, "supervised.warmup_epochs": 1.0},
         minutes=45.0,
     ),
     "cpu": Scale(
@@ -136,7 +151,7 @@ SCALES: dict[str, Scale] = {
         CIFAR10,
         "paper-300",
         {**SMALL, "optim.epochs": 2.0, "optim.warmup_epochs": Share(1 / 8)},
-        SMALL_SPEC,
+        {**SMALL_SPEC, "supervised.epochs": 2.0, "supervised.warmup_epochs": 0.25},
         minutes=4.0,
     ),
 }

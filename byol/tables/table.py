@@ -6,13 +6,15 @@ A row is declared once for all scales: what depends on the scale is given relati
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from byol.tables.scales import Overrides, Scale, ScaleName, filled
 
+PLAIN = ("rms", "rel")  # figures that are printed as they are; all others are percentages
+
 
 class Published(NamedTuple):
-    """A figure of the paper in percent; the spread is half the range over its seeds, printed when above 0.25."""
+    """A figure of the paper, mostly in percent; the spread is half the range over its seeds, where it is printed."""
 
     value: float
     spread: float | None
@@ -28,7 +30,10 @@ def published(printed: str) -> Published | None:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of a row: which protocol gives it, and on which data (those of pretraining unless named)."""
+    """One figure of a row: which protocol gives it, and on which data (those of pretraining unless named).
+
+    A column without a protocol is somebody else's: its figures are published ones, and nothing is run for it.
+    """
 
     title: str
     protocol: str = "linear"
@@ -37,12 +42,17 @@ class Column:
     small: str = "transfer-linear"  # the protocol at the small scales
     x: float = 0.0  # share of the labels, for the curves over it
 
+    @property
+    def plain(self) -> bool:
+        return self.figure in PLAIN
+
 
 @dataclass(frozen=True)
 class Row:
     """`printed` is the paper's line, a figure a column; `overrides` is what makes the row, beside the base.
 
-    `least` is the smallest scale that the row is run at; at the small ones it has the overrides `small`, too.
+    `least` is the smallest scale that the row is run at; at the small ones it has the overrides `small`, too. The
+    encoder that is scored is pretrained without labels, or random, or trained with the labels of the same images.
     """
 
     label: str
@@ -54,11 +64,18 @@ class Row:
     data: str = "imagenet"
     group: str = ""  # rows that are compared with each other, such as those of one method
     x: float = 0.0  # where the row stands in a figure: millions of parameters, images a batch
-    untrained: bool = False
+    encoder: Literal["pretrained", "random", "supervised"] = "pretrained"
+    protocol: str = ""  # instead of the columns'
+    ours: bool = True  # False: somebody else's method, a published figure without a run
 
     @property
     def published(self) -> list[Published | None]:
         return [published(figure) for figure in self.printed.split()]
+
+
+def reported(label: str, printed: str, **more: Any) -> Row:
+    """A method of somebody else's, as the paper reports it: there is nothing to run."""
+    return Row(label, printed, ours=False, **more)
 
 
 @dataclass(frozen=True)
@@ -72,14 +89,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     spec: Overrides = field(default_factory=dict)
-    small_spec: Overrides = field(default_factory=dict)
     figure: str = "rows"
     seeds: int = 3
     notes: tuple[str, ...] = ()
 
     def at(self, scale: Scale) -> tuple[Row, ...]:
-        """The rows there are at this scale."""
-        return tuple(row for row in self.rows if row.least in scale.rows)
+        """The rows there are at this scale; none where nothing could be run."""
+        rows = tuple(row for row in self.rows if row.least in scale.rows)
+        return rows if any(row.ours for row in rows) else ()
 
 
 def resolved(
@@ -96,8 +113,8 @@ def resolved(
 
 def evaluation_spec(table: Table, row: Row, scale: Scale) -> dict[str, Any]:
     """What the evaluation's own settings are for this row."""
-    return {**table.spec, **scale.spec, **(table.small_spec if scale.small else {}), **row.spec}
+    return {**table.spec, **scale.spec, **row.spec}
 
 
 # Stands beside every table of a small scale: there a random encoder is far above chance.
-UNTRAINED = Row("random encoder", "-", untrained=True)
+UNTRAINED = Row("random encoder", "-", encoder="random")
