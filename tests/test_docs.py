@@ -36,6 +36,7 @@ from byol.evals.spec import Specs
 from byol.explore import doctor
 from byol.presets import compose
 from byol.tables import catalog
+from byol.tables.scales import SCALES
 from tests.conftest import TINY, write_images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,7 +167,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
         return real_evaluate(*arguments, specs=apply(specs or Specs(), FEW), **more)
 
     def plan(asked: catalog.Request) -> Any:
-        rows = asked.rows or (catalog.chosen(catalog.find(asked.name), asked.scale, ())[0].label,)
+        rows = asked.rows or (next(row for row in catalog.find(asked.name).at(SCALES[asked.scale]) if row.ours).label,)
         return real_plan(replace(asked, given={**SHORT, **asked.given}, rows=rows, seeds=1))
 
     patch.setattr(pretraining, "pretrain", pretrain)

@@ -88,11 +88,12 @@ def table(
     name: str = "",
     *,
     listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
-    scale: Literal["paper", "cpu"] = "paper",
+    scale: Literal["paper", "night", "cpu"] = "paper",
     seeds: int = 0,
     data: str = "",
     out: Path = Path("tables"),
     jobs: str = "",
+    planned: Annotated[bool, Parameter(name="--plan", negative=())] = False,
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -109,7 +110,8 @@ def table(
     listed
         Show all tables and end.
     scale
-        paper: ImageNet as in the paper, below --data.root. cpu: minutes a cell on the images of --data.
+        paper: ImageNet as in the paper, below --data.root. On the images of --data: cpu, minutes a cell, or night,
+        45 minutes of one core a cell.
     seeds
         Repeat every row with this many seeds; the paper's number when left out.
     data
@@ -118,6 +120,8 @@ def table(
         Where runs, cells and the table go.
     jobs
         local:N for N processes here, slurm:PARTITION[:GPUS] for a cluster; this process when left out.
+    planned
+        Show cells, minutes a cell and in all, and what each row means as shares of its run; compute nothing.
     rows
         Only rows whose label holds one of these texts.
     """
@@ -129,9 +133,12 @@ def table(
     asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
     plan = catalog.plan(asked)
     output.check_folder(out)
-    from byol.tables.run import run
+    from byol.tables.run import preview, run
 
-    run(plan, jobs)
+    if planned:
+        preview(plan, jobs)
+    else:
+        run(plan, jobs)
 
 
 @app.command(group=TRAIN)

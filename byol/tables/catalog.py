@@ -11,10 +11,13 @@ from byol.data.address import parse
 from byol.errors import UsageError, nearest
 from byol.tables.ablations import ABLATIONS
 from byol.tables.cells import Plan
+from byol.tables.predictors import PREDICTORS
 from byol.tables.results import RESULTS
-from byol.tables.table import UNTRAINED, Overrides, Row, ScaleName, Table
+from byol.tables.scales import SCALES, Overrides, Scale, ScaleName
+from byol.tables.table import UNTRAINED, Row, Table
+from byol.tables.transfers import TRANSFERS
 
-TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *ABLATIONS)}
+TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *TRANSFERS, *ABLATIONS, *PREDICTORS)}
 
 
 def find(name: str) -> Table:
@@ -24,11 +27,13 @@ def find(name: str) -> Table:
     return TABLES[name]
 
 
-def chosen(table: Table, scale: ScaleName, texts: Sequence[str]) -> tuple[Row, ...]:
+def chosen(table: Table, scale: Scale, texts: Sequence[str]) -> tuple[Row, ...]:
     """The rows whose label has one of these texts as whole words, or all of them."""
     rows = table.at(scale)
     if not rows:
-        raise UsageError(f"The table {table.name} has no cpu scale: its encoders or data sets cannot be shrunk.")
+        raise UsageError(
+            f"The table {table.name} has no {scale.name} scale: its encoders or data sets cannot be shrunk."
+        )
     for text in texts:
         if not any(_names(text, row) for row in rows):
             raise UsageError(f"{table.name} has no row '{text}'. {nearest(text, [row.label for row in rows])}")
@@ -58,19 +63,20 @@ def plan(asked: Request) -> Plan:
     table = find(asked.name)
     if asked.seeds < 0:
         raise UsageError(f"--seeds must be at least 1, not {asked.seeds}.")
-    rows = chosen(table, asked.scale, asked.rows)
-    _check_data(asked, rows)
-    if asked.scale == "cpu":
-        rows += (UNTRAINED,)
-    return Plan(table, rows, asked.scale, asked.seeds or table.seeds, asked.data, asked.out, asked.given)
+    scale = SCALES[asked.scale]
+    rows = chosen(table, scale, asked.rows)
+    _check_data(asked, scale, rows)
+    if scale.small and not any(row.encoder == "random" for row in rows):
+        rows += (next((row for row in table.at(scale) if row.encoder == "random"), UNTRAINED),)
+    return Plan(table, rows, scale, asked.seeds or table.seeds, asked.data, asked.out, asked.given)
 
 
-def _check_data(asked: Request, rows: tuple[Row, ...]) -> None:
+def _check_data(asked: Request, scale: Scale, rows: tuple[Row, ...]) -> None:
     if asked.data:
         parse(asked.data, str(asked.given.get("data.root", "datasets"))).check()
         return
-    if asked.scale == "cpu":
-        raise UsageError("The cpu scale needs --data: a folder of class folders with a test part, or scenes.")
+    if scale.small:
+        raise UsageError(f"The {scale.name} scale needs --data: a folder of class folders with a test part, or scenes.")
     root = Path(str(asked.given.get("data.root", "datasets")))
     for name in dict.fromkeys(row.data for row in rows):
         if not (root / name).is_dir():
@@ -80,9 +86,14 @@ def _check_data(asked: Request, rows: tuple[Row, ...]) -> None:
 
 
 def listing() -> str:
-    """A line a table: name, rows at the paper's and at the cpu scale, title and source."""
-    lines = [f"{'table':<24}{'rows':>5}{'cpu':>5}  what"]
+    """A line a table: name, rows at every scale, title and source; then the scales."""
+    lines = [f"{'table':<24}{''.join(f'{name:>6}' for name in SCALES)}  what"]
     for name, table in TABLES.items():
-        counts = f"{len(table.rows):>5}{len(table.at('cpu')) or '–':>5}"
+        counts = "".join(f"{len(table.at(scale)) or '–':>6}" for scale in SCALES.values())
         lines.append(f"{name:<24}{counts}  {table.title} [{table.source}]")
+    lines += [f"--scale {name}: {scale.what}{_cost(scale)}" for name, scale in SCALES.items()]
     return "\n".join(lines)
+
+
+def _cost(scale: Scale) -> str:
+    return f"; about {scale.minutes:g} minutes of one core a cell" if scale.minutes else ""

@@ -15,12 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from byol.config import apply, declared, flatten
-from byol.evals.spec import PROTOCOLS, Specs
+from byol.config import Config, apply, declared, flatten
+from byol.evals.spec import DENSE, PROTOCOLS, Specs
 from byol.presets import compose
 from byol.tables import record
 from byol.tables.record import CellRecord
-from byol.tables.table import Column, Overrides, Row, ScaleName, Table, evaluation_spec, resolved
+from byol.tables.scales import DENSE_DATA, Overrides, Scale, filled
+from byol.tables.table import Column, Row, Table, evaluation_spec, resolved
 
 # Fields that change neither images nor weights: where things are, and how a run is logged and kept.
 FREE = {name for name, _, metadata in declared() if metadata["on_resume"]} - {"optim.epochs"} | {"data.root"}
@@ -53,18 +54,23 @@ class Cell:
     data: str
     evaluations: tuple[Evaluation, ...]
     checksums: dict[str, str]  # of each data set that is used
-    untrained: bool
     out: Path
+    untrained: bool = False
+    supervised: Evaluation | None = None  # what trains the encoder, where that is done with labels
 
     @cached_property
     def config(self) -> Overrides:
-        """The fields that the run's images and weights depend on."""
-        config = flatten(compose(self.preset, self.overrides, {})[0])
-        return {name: value for name, value in config.items() if name not in FREE}
+        """The fields that the run's images and weights depend on, where they are not at their default.
+
+        So a field that the package gains, at a default that changes nothing, leaves every cell what it is.
+        """
+        config, usual = flatten(compose(self.preset, self.overrides, {})[0]), flatten(Config())
+        return {name: value for name, value in config.items() if name not in FREE and value != usual[name]}
 
     @cached_property
     def _pretraining(self) -> Overrides:
-        return {"config": self.config, "data": self.checksums[self.data], "untrained": self.untrained}
+        depends = {"config": self.config, "data": self.checksums[self.data], "untrained": self.untrained}
+        return depends | ({"supervised": flatten(self.supervised.settings())} if self.supervised else {})
 
     @cached_property
     def run_key(self) -> str:
@@ -110,7 +116,7 @@ class Plan:
 
     table: Table
     rows: tuple[Row, ...]
-    scale: ScaleName
+    scale: Scale
     seeds: int
     data: str = ""  # instead of the table's own
     out: Path = Path("tables")
@@ -118,27 +124,45 @@ class Plan:
 
     @cached_property
     def cells(self) -> dict[str, list[Cell]]:
-        """The cells of each row, a seed each."""
+        """The cells of each row, a seed each; none of a method that is not ours."""
         sums: dict[str, str] = {}
-        return {row.label: [self._cell(row, seed, sums) for seed in range(self.seeds)] for row in self.rows}
+        seeds = {row.label: range(self.seeds if row.ours else 0) for row in self.rows}
+        return {row.label: [self._cell(row, seed, sums) for seed in seeds[row.label]] for row in self.rows}
+
+    @cached_property
+    def images(self) -> int:
+        """How many there are to train on: counted at the small scales, where that takes no time."""
+        if not self.scale.small:
+            return self.scale.images
+        from byol.data import open_source  # here, because declarations are read without torch
+        from byol.data.loader import MOST_HELD_OUT
+
+        common = filled(self.scale.preset, {**self.scale.overrides, **self.given}, {}, self.scale.images)
+        config = compose(self.scale.preset, common, {})[0].data
+        count = len(open_source(self.data, config))
+        return count - min(int(count * config.holdout), MOST_HELD_OUT)
 
     def _cell(self, row: Row, seed: int, sums: dict[str, str]) -> Cell:
-        preset, overrides = resolved(self.table, row, self.scale, self.given, seed)
+        preset, overrides = resolved(self.table, row, self.scale, self.given, seed, self.images)
         root = compose(preset, overrides, {})[0].data.root
         data = self.data or row.data
-        evaluations = tuple(dict.fromkeys(self.place(row, column) for column in self.table.columns))
-        evaluated = tuple(self.evaluation(row, place) for place in evaluations)
-        names = (data, *(evaluation.on for evaluation in evaluated))
+        places = [self.place(row, column) for column in self.table.columns]
+        evaluations = tuple(self.evaluation(row, place) for place in dict.fromkeys(places) if place[0])
+        names = (data, *(evaluation.on for evaluation in evaluations))
         for name in names:
             sums.setdefault(name, checksum(name, root))
         own = {name: sums[name] for name in names}
-        return Cell(row.label, seed, preset, overrides, data, evaluated, own, row.untrained, self.out)
+        labels = self.evaluation(row, ("supervised", data)) if row.encoder == "supervised" else None
+        untrained = row.encoder == "random"
+        return Cell(row.label, seed, preset, overrides, data, evaluations, own, self.out, untrained, labels)
 
     def place(self, row: Row, column: Column) -> tuple[str, str]:
-        """(protocol, data set) of a column at this scale."""
-        if self.scale == "cpu":
-            return column.cpu, self.data
-        return column.protocol, column.on or self.data or row.data
+        """(protocol, data set) of a column at this scale; no protocol where nothing is run."""
+        protocol = column.protocol and (row.protocol or (column.small if self.scale.small else column.protocol))
+        if not self.scale.small:
+            return protocol, column.on or self.data or row.data
+        rendered = protocol in DENSE and not self.data.startswith("scenes")
+        return protocol, DENSE_DATA if rendered else self.data
 
     def evaluation(self, row: Row, place: tuple[str, str]) -> Evaluation:
         spec = evaluation_spec(self.table, row, self.scale)
@@ -147,7 +171,7 @@ class Plan:
 
     def distinct(self) -> list[Cell]:
         """Every cell once: seed by seed, so that the whole table is seen early."""
-        ordered = [cells[seed] for seed in range(self.seeds) for cells in self.cells.values()]
+        ordered = [cells[seed] for seed in range(self.seeds) for cells in self.cells.values() if cells]
         return list({cell.key: cell for cell in ordered}.values())
 
 

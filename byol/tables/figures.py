@@ -38,7 +38,7 @@ def _rows(record: TableRecord) -> Any:
             axis.plot(paper, place, "D", color=PAPER, markersize=5, label="paper")
     axis.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axis.invert_yaxis()
-    axis.set(xlabel=f"{title}, %")
+    axis.set(xlabel=title if record.columns[0].plain else f"{title}, %")
     _legend(axis)
     return figure
 
@@ -101,7 +101,7 @@ def _norms(record: TableRecord) -> Any:
     figure, axes = _axes(record, 2)
     for axis, name in zip(axes, ("norm_representation", "norm_projection"), strict=True):
         for row in record.rows:
-            looks = row.cells[0].looks
+            looks = row.cells[0].looks if row.cells else []
             if looks:
                 axis.plot([look["step"] for look in looks], [look[name] for look in looks], label=row.label)
         axis.set_yscale("log")

@@ -11,6 +11,7 @@ import torch
 from filelock import FileLock
 
 from byol import checkpoint, networks
+from byol.config import Config, flatten
 from byol.errors import Diverged, OutputBusy
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.evaluation import open_data, run_protocol
@@ -21,7 +22,7 @@ from byol.run import machine
 from byol.run.directory import commit
 from byol.run.files import read_metrics
 from byol.run.record import NAME, encode, read_run
-from byol.tables.cells import Cell, Evaluation
+from byol.tables.cells import FREE, Cell, Evaluation
 from byol.tables.compute import header
 from byol.tables.record import CellRecord, Look, Score, Verdict
 
@@ -30,7 +31,7 @@ LOOK = ("step", "spread", "rank_projection", "norm_representation", "norm_projec
 
 def measure(cell: Cell) -> CellRecord:
     """Trains and evaluates; a run that diverged is scored by the encoder it wrote last."""
-    verdict = Verdict("untrained", "Not trained.") if cell.untrained else pretrained(cell)
+    verdict = Verdict("untrained", "Not trained.") if cell.untrained else trained(cell)
     cache = cell.out / "features" / cell.key
     before = header(cell)
     scores: list[Score] = []
@@ -47,27 +48,43 @@ def measure(cell: Cell) -> CellRecord:
         scores=scores,
         weights=weights,
         verdict=verdict,
-        looks=[] if cell.untrained else _looks(cell.run),
+        looks=[] if cell.untrained or cell.supervised else _looks(cell.run),
         commit=commit(),
         versions=machine.versions(),
     )
 
 
-def pretrained(cell: Cell) -> Verdict:
-    """The monitor's verdict on the run of a cell, trained to its end; cells that share a run wait for each other."""
+def trained(cell: Cell) -> Verdict:
+    """The verdict on the run of a cell, trained to its end; cells that share a run wait for each other."""
     cell.run.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(cell.run.with_suffix(".lock")):
-        if not ((cell.run / NAME).exists() and read_run(cell.run).status in ("finished", "diverged")):
-            # To diverge is a finding, not a failure: run.json says so, and what was learned until then is scored.
-            with suppress(Diverged):
-                pretrain(cell.data, cell.run, cell.preset, cell.overrides)
-        run = read_run(cell.run)
-        if other := [name for name, value in encode(cell.config).items() if run.config.get(name) != value]:
-            raise OutputBusy(f"{cell.run} holds another run than this row's: {', '.join(other[:8])} differ. Remove it.")
-        checkpoint.clear(cell.run / checkpoint.FOLDER)
-        if run.status == "diverged" or run.verdict is None:
-            return Verdict("diverged", "Training diverged; diverged.json names the steps.")
-        return Verdict(run.verdict.word, run.verdict.sentence)
+        return with_labels(cell, cell.supervised) if cell.supervised else pretrained(cell)
+
+
+def with_labels(cell: Cell, evaluation: Evaluation) -> Verdict:
+    """The protocol of supervised training keeps the encoder that it trains: the row's own."""
+    if not (cell.run / checkpoint.ENCODER).exists():
+        task = open_data(evaluation.protocol, evaluation.on, _random(cell).config.data, evaluation.settings())
+        session = Session(seed=cell.seed, out=cell.run)
+        run_protocol(evaluation.protocol, _random(cell), task, evaluation.settings(), session)
+    return Verdict("supervised", "Trained with labels.")
+
+
+def pretrained(cell: Cell) -> Verdict:
+    """The monitor's verdict on the run, begun or continued."""
+    if not ((cell.run / NAME).exists() and read_run(cell.run).status in ("finished", "diverged")):
+        # To diverge is a finding, not a failure: run.json says so, and what was learned until then is scored.
+        with suppress(Diverged):
+            pretrain(cell.data, cell.run, cell.preset, cell.overrides)
+    run = read_run(cell.run)
+    usual = encode({name: value for name, value in flatten(Config()).items() if name not in FREE})
+    own, found = usual | encode(cell.config), usual | run.config
+    if other := [name for name, value in own.items() if found[name] != value]:
+        raise OutputBusy(f"{cell.run} holds another run than this row's: {', '.join(other[:8])} differ. Remove it.")
+    checkpoint.clear(cell.run / checkpoint.FOLDER)
+    if run.status == "diverged" or run.verdict is None:
+        return Verdict("diverged", "Training diverged; diverged.json names the steps.")
+    return Verdict(run.verdict.word, run.verdict.sentence)
 
 
 def is_current(cell: Cell, record: CellRecord) -> bool:
@@ -80,7 +97,7 @@ def is_current(cell: Cell, record: CellRecord) -> bool:
 def _trained(cell: Cell) -> Encoder:
     """The encoder of the run, on the device that trained it."""
     where = {name: value for name, value in cell.overrides.items() if name.startswith(("run.", "data.root"))}
-    return open_encoder(cell.run, where)
+    return open_encoder(cell.run / checkpoint.ENCODER if cell.supervised else cell.run, where)
 
 
 def _random(cell: Cell) -> Encoder:

@@ -11,7 +11,10 @@ Look = dict[str, float]  # the monitor's measures at a step
 
 @dataclass(frozen=True)
 class Verdict:
-    """The monitor's judgement of a run, or `untrained`, `diverged`, `missing`: one word, and a sentence for people."""
+    """The monitor's judgement of a run, or how else an encoder came about: one word, and a sentence for people.
+
+    Such words are `untrained`, `supervised`, `diverged`, `missing`.
+    """
 
     word: str
     sentence: str
@@ -76,11 +79,15 @@ def write(path: Path, cell: CellRecord) -> None:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A column of a table: its title, its place in a figure, and the protocol that its figures are from."""
+    """A column of a table: its title, its place in a figure, the protocol that its figures are from, if any.
+
+    `plain` figures are no percentages.
+    """
 
     title: str
     x: float
     protocol: str
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,21 @@ class CellFacts:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How long a run is, and tau and warm-up as shares of it; no tau where no moving average is the target."""
+
+    steps: int
+    warmup: float
+    tau: float | None = None
+    memory: float | None = None  # the share of the run that the moving average remembers: 1 / ((1 - tau) · steps)
+
+
+@dataclass(frozen=True)
 class RowFacts:
-    """A row of a table; `repeats` names an earlier row with the same cells, `published` is as the paper prints it."""
+    """A row of a table; `repeats` names an earlier row with the same cells, `published` is as the paper prints it.
+
+    A row without cells is a method of somebody else's.
+    """
 
     label: str
     group: str
@@ -114,6 +134,8 @@ class RowFacts:
     published: dict[str, str]
     repeats: str
     cells: list[CellFacts]
+    pace: Pace | None = None
+    paper: Pace | None = None  # of the same row in the paper
 
 
 @dataclass(frozen=True)

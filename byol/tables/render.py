@@ -15,10 +15,11 @@ from byol.tables.record import CellFacts, RowFacts, TableRecord
 from byol.tables.table import published
 
 CLEAR = 1.0  # points: rows that are closer than this in the paper may change places by chance
+CLEAR_PLAIN = 0.01  # the same for metres and ratios
 
 
 class Ours(NamedTuple):
-    """Mean and half the range over the seeds, in percent."""
+    """Mean and half the range over the seeds, mostly in percent."""
 
     mean: float
     half_range: float
@@ -61,13 +62,23 @@ def agreement(table: TableRecord, title: str) -> Agreement:
             if paper == other_paper:
                 continue
             same = (paper - other_paper) * (own - other_own) > 0
-            kinds = ("all", "clear") if abs(paper - other_paper) > CLEAR else ("all",)
+            kinds = ("all", "clear") if abs(paper - other_paper) > _clear(table, title) else ("all",)
             counts.update([*kinds, *(f"{kind} agree" for kind in kinds if same)])
     return Agreement(counts["all agree"], counts["all"], counts["clear agree"], counts["clear"])
 
 
+def _clear(table: TableRecord, title: str) -> float:
+    return CLEAR_PLAIN if title in _plain_titles(table) else CLEAR
+
+
+def _plain_titles(table: TableRecord) -> set[str]:
+    return {column.title for column in table.columns if column.plain}
+
+
 def verdicts(row: RowFacts) -> str:
-    """`learning`, or how many of the seeds say what; failures with their reason."""
+    """`learning`, or how many of the seeds say what; failures with their reason; of others' methods, that they are."""
+    if not row.cells:
+        return "published by others, not run"
     words = Counter(_word(cell) for cell in row.cells)
     return ", ".join(word if len(words) == 1 else f"{count} {word}" for word, count in words.items())
 
@@ -78,28 +89,69 @@ def _word(cell: CellFacts) -> str:
     return f"failed: {cell.error}" if cell.status == "failed" else "missing"
 
 
-def percent(own: Ours | None) -> str:
+def percent(own: Ours | None, plain: bool = False) -> str:
     if own is None:
         return "–"
-    return f"{own.mean:.1f} ± {own.half_range:.1f}" if own.seeds > 1 else f"{own.mean:.1f}"
+    places = 3 if plain else 1
+    return f"{own.mean:.{places}f}" + (f" ± {own.half_range:.{places}f}" if own.seeds > 1 else "")
+
+
+def part(share: float | None) -> str:
+    """A share of a run, as one would say it: 1/940; of what is never forgotten, all."""
+    if share is None:
+        return "–"
+    if share >= 1:
+        return "all"
+    return "none" if not share else f"1/{round(1 / share, 2 - len(str(int(1 / share)))):,.0f}"
 
 
 def markdown(table: TableRecord) -> str:
     """The table for people, with what it rests on and the paper's inconsistencies below."""
     titles = [column.title for column in table.columns]
+    varied = len({row.pace.tau for row in table.rows if row.pace}) > 1
     heads = ["row", *(f"{title}{who}" for title in titles for who in (", ours", ", paper")), "seeds", "verdict"]
+    heads += ["τ, ours", "remembers", "τ, paper", "remembers"] * varied
     lines = [f"**{table.title}** ({table.source}), `{table.scale}` scale", ""]
     lines += [_line(heads), "|---" * len(heads) + "|"]
-    for row in table.rows:
-        figures = [(percent(ours(row, title)), row.published.get(title, "–").replace("±", " ± ")) for title in titles]
-        seeds = sum(cell.status == "finished" for cell in row.cells)
-        same = f"; same run as “{row.repeats}”" if row.repeats else ""
-        lines.append(_line([row.label, *(text for pair in figures for text in pair), str(seeds), verdicts(row) + same]))
+    lines += [_line(_texts(table, row) + _tau(row) * varied) for row in table.rows]
     notes = [_order(table, title) for title in titles]
-    if table.scale == "cpu":
+    if table.scale != "paper":
         notes.append(f"Ours: {_how(table)}; the paper's figures are ImageNet's: the order is compared, not the level.")
-    notes += [f"Note: {note}" for note in table.notes]
+    notes += [_pace(table, varied), *(f"Note: {note}" for note in table.notes)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes if note)]) + "\n"
+
+
+def _texts(table: TableRecord, row: RowFacts) -> list[str]:
+    """Label, our figure and the paper's for every column, seeds and verdict."""
+    plain = _plain_titles(table)
+    figures = [
+        (percent(ours(row, title), title in plain), row.published.get(title, "–").replace("±", " ± "))
+        for title in (column.title for column in table.columns)
+    ]
+    seeds = str(sum(cell.status == "finished" for cell in row.cells)) if row.cells else "–"
+    same = f"; same run as “{row.repeats}”" if row.repeats else ""
+    return [row.label, *(text for pair in figures for text in pair), seeds, verdicts(row) + same]
+
+
+def _tau(row: RowFacts) -> list[str]:
+    if row.pace is None or row.paper is None:
+        return ["–"] * 4
+    each = (row.pace, row.paper)
+    return [text for pace in each for text in ("–" if pace.tau is None else f"{pace.tau:.4g}", part(pace.memory))]
+
+
+def _pace(table: TableRecord, varied: bool) -> str:
+    """tau, unless every row has its own, and warm-up, as shares of our runs and of the paper's."""
+    own, paper = next(((row.pace, row.paper) for row in table.rows if row.pace and row.paper), (None, None))
+    if own is None or paper is None:
+        return ""
+    words = (
+        f"{own.steps:,} steps ({paper.steps:,} in the paper), {part(own.warmup)} of them warm-up ({part(paper.warmup)})"
+    )
+    if own.memory is None or paper.memory is None or varied:
+        return words
+    memory = f"τ {own.tau:.4g} remembers {part(own.memory)} of the run (paper: τ {paper.tau:.4g}, {part(paper.memory)})"
+    return f"{words}; {memory}"
 
 
 def _line(texts: list[str]) -> str:
@@ -110,7 +162,8 @@ def _order(table: TableRecord, title: str) -> str:
     order = agreement(table, title)
     if not order.pairs:
         return ""
-    clear = f", {order.clear_agree} of {order.clear_pairs} of those more than {CLEAR:g} point apart there"
+    apart = f"{CLEAR_PLAIN:g}" if title in _plain_titles(table) else f"{CLEAR:g} point"
+    clear = f", {order.clear_agree} of {order.clear_pairs} of those more than {apart} apart there"
     return f"{title}: {order.agree} of {order.pairs} pairs of rows are in the paper's order" + clear * (
         order.clear_pairs > 0
     )
@@ -121,7 +174,7 @@ def _how(table: TableRecord) -> str:
     cell = next((cell for row in table.rows for cell in row.cells if cell.status == "finished"), None)
     if cell is None:
         return "no run is finished"
-    protocols = ", ".join(dict.fromkeys(column.protocol for column in table.columns))
+    protocols = ", ".join(dict.fromkeys(column.protocol for column in table.columns if column.protocol))
     epochs = f"{cell.overrides['optim.epochs']:g} epochs of " if "optim.epochs" in cell.overrides else ""
     return f"`{cell.preset}`, {epochs}{next(iter(cell.data))}, {protocols}, test images"
 

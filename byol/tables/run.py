@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from statistics import mean
 
 from byol.errors import ByolError, UsageError
 from byol.evals.metrics import shown
@@ -13,34 +12,47 @@ from byol.run.progress import duration, say, tell
 from byol.tables import jobs, render
 from byol.tables.cells import Cell, Plan, missing, stored
 from byol.tables.compute import compute
+from byol.tables.forecast import announcement, at_a_time, forecast, paces, rows
 from byol.tables.record import CellFacts, CellRecord, ColumnFacts, RowFacts, TableRecord, write_table
-from byol.tables.table import Column, Row
+from byol.tables.table import UNTRAINED, Column, Row
 
 POLL_SECONDS = 1.0
 
 
 class Progress:
-    """Counts cells and says after each how it went and how long the rest takes."""
+    """Counts cells and says after each how it went and how long the rest takes.
 
-    def __init__(self, total: int, seconds: Sequence[float], at_a_time: int) -> None:
-        self.total, self.done, self.seconds, self.at_a_time = total, 0, list(seconds), at_a_time
+    The expected seconds of the cells that are left are corrected by how long those that ended took.
+    """
+
+    def __init__(self, total: int, expected: dict[str, float], together: int) -> None:
+        self.total, self.left_over, self.together = total, dict(expected), together
+        self.done, self.taken, self.foreseen = 0, 0.0, 0.0
 
     def left(self) -> str:
-        if not self.seconds:
-            return "time unknown before the first cell is finished"
-        each = mean(self.seconds)
-        whole = each * (self.total - self.done) / self.at_a_time
-        return f"about {duration(whole)} left, at {duration(each)} a cell"
+        if not self.foreseen:
+            return "the time is known when the first trained cell is finished"
+        whole = sum(self.left_over.values()) * self.taken / self.foreseen / self.together
+        return f"about {duration(whole)} left"
 
     def ended(self, cell: Cell, record: CellRecord) -> None:
         self.done += 1
+        foreseen = self.left_over.pop(cell.key, 0.0)
         if record.finished:
-            self.seconds.append(record.seconds)
+            if foreseen:
+                self.taken, self.foreseen = self.taken + record.seconds, self.foreseen + foreseen
             figures = [shown(name, value) for score in record.scores for name, value in list(score.test.items())[:1]]
-            how = f"{', '.join(figures[:3])} ({record.verdict.word})"
+            how = f"{', '.join(figures[:3])} ({record.verdict.word}), {duration(record.seconds)}"
         else:
             how = f"failed: {record.error}"
         say(f"[{self.done}/{self.total}] {cell.label}, seed {cell.seed}: {how}; {self.left()}")
+
+
+def preview(plan: Plan, where: str = "") -> None:
+    """Says what `run` would do: cells, minutes a cell and in all, and every row with what it means."""
+    expected = forecast(missing(plan.distinct()), plan.images)
+    for line in (*announcement(plan, expected, at_a_time(where)), *rows(plan, expected)):
+        tell(line)
 
 
 def run(plan: Plan, where: str = "") -> TableRecord:
@@ -48,14 +60,10 @@ def run(plan: Plan, where: str = "") -> TableRecord:
     cells = plan.distinct()
     forget_other_weights(cells)
     todo = missing(cells)
-    known = [record.seconds for cell in cells if (record := stored(cell)) and record.finished]
-    at_a_time = int(where.partition(":")[2]) if where.startswith("local:") and where[6:].isdecimal() else 1
-    progress = Progress(len(todo), known, max(1, at_a_time))
-    say(
-        f"{plan.table.title} [{plan.table.source}] at the {plan.scale} scale: {len(plan.cells)} rows, {plan.seeds} "
-        f"seeds, {len(cells)} cells; {len(cells) - len(todo)} done, {len(todo)} missing"
-        + (f", {progress.left()}" if todo else "")
-    )
+    expected = {} if where.startswith("slurm") else forecast(todo, plan.images)  # other machines have other times
+    for line in announcement(plan, expected, at_a_time(where)):
+        say(line)
+    progress = Progress(len(todo), expected, at_a_time(where))
     if todo and where:
         jobs.run(todo, where, plan.out, progress.ended)
     elif todo:
@@ -99,19 +107,18 @@ def collect(plan: Plan) -> TableRecord:
     """The table as it stands: everything that its renderings show, and the evidence."""
     table = plan.table
     first_with: dict[str, str] = {}
-    rows = []
+    lines = []
     for row in plan.rows:
         cells = plan.cells[row.label]
-        first = first_with.setdefault(cells[0].key, row.label)
+        first = first_with.setdefault(cells[0].key, row.label) if cells else row.label
         printed = dict(zip((c.title for c in table.columns), row.printed.split(), strict=False))
         published = {title: figure for title, figure in printed.items() if figure != "-"}
         repeats = "" if first == row.label else first
-        rows.append(
-            RowFacts(row.label, row.group, row.x, published, repeats, [_result(plan, row, cell) for cell in cells])
-        )
-    columns = [ColumnFacts(c.title, c.x, plan.place(plan.rows[0], c)[0]) for c in table.columns]
-    about = (table.name, table.title, table.source, plan.scale, table.figure)
-    return TableRecord(*about, columns, list(table.notes), plan.seeds, rows)
+        results = [_result(plan, row, cell) for cell in cells]
+        lines.append(RowFacts(row.label, row.group, row.x, published, repeats, results, *paces(plan, row)))
+    columns = [ColumnFacts(c.title, c.x, plan.place(UNTRAINED, c)[0], c.plain) for c in table.columns]
+    about = (table.name, table.title, table.source, plan.scale.name, table.figure)
+    return TableRecord(*about, columns, list(table.notes), plan.seeds, lines)
 
 
 def _result(plan: Plan, row: Row, cell: Cell) -> CellFacts:
@@ -140,19 +147,20 @@ def _result(plan: Plan, row: Row, cell: Cell) -> CellFacts:
 
 
 def _figure(plan: Plan, row: Row, column: Column, cell: Cell, record: CellRecord) -> float | None:
-    """In percent; none where the data have no such figure, as top-5 of five classes, or nothing could be scored."""
-    if not record.scores:
-        return None
+    """Mostly in percent; none where the data have no such figure, as top-5 of five classes, or nothing was scored."""
     places = [(evaluation.protocol, evaluation.on) for evaluation in cell.evaluations]
-    test = record.scores[places.index(plan.place(row, column))].test
-    share = test.get(column.figure) if column.figure else next(iter(test.values()), None)
-    return None if share is None else round(100 * share, 4)
+    if not record.scores or (place := plan.place(row, column)) not in places:
+        return None
+    test = record.scores[places.index(place)].test
+    name = column.figure.partition("@")[0] if row.protocol else column.figure  # another protocol knows no fractions
+    share = test.get(name) if name else next(iter(test.values()), None)
+    return None if share is None else round(share if column.plain else 100 * share, 4)
 
 
 def write(plan: Plan, table: TableRecord) -> None:
     """NAME-SCALE.json, .md, .csv and, where matplotlib is installed, .png; the Markdown also to the screen."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    base = plan.out / f"{plan.table.name}-{plan.scale}"
+    base = plan.out / f"{plan.table.name}-{plan.scale.name}"
     write_table(base.with_suffix(".json"), table)
     text = render.markdown(table)
     write_atomically(base.with_suffix(".md"), text.encode())
