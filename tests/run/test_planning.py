@@ -17,6 +17,7 @@ from byol.errors import UsageError
 from byol.method import Method
 from byol.run import cost, machine, planning, progress
 from byol.run.cost import Pace
+from byol.run.directory import Setup
 from byol.run.machine import Machine
 from byol.run.record import read_run
 
@@ -117,10 +118,17 @@ def test_all_threads_otherwise(
     timed_with: list[int],
 ) -> None:
     """Breaks if one thread is taken where all are faster or were asked for, or a short run is timed twice."""
-    seen = timed(monkeypatch, seconds)
-    byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny | {"run.threads": 0, "optim.epochs": 0.4} | changes)
-    assert seen == timed_with
-    assert read_run(tmp_path / "run").machine.threads == 2
+    seen, taken = timed(monkeypatch, seconds), []
+
+    def stop(setup: Setup, *_: object) -> None:
+        taken.append(setup.machine.threads)
+        raise UsageError("enough is known")
+
+    monkeypatch.setattr(planning, "plan_lines", stop)
+    asked = tiny | {"run.threads": 0, "optim.epochs": 0.4} | changes
+    with pytest.raises(UsageError, match="enough"):
+        byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
+    assert (seen, taken) == (timed_with, [2])
 
 
 @pytest.mark.parametrize(
