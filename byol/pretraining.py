@@ -55,7 +55,7 @@ class Watch(NamedTuple):
 
 
 def pretrain(
-    data: str | Path = "scenes",
+    data: str | Path,
     out: str | Path | None = None,
     preset: str = "auto",
     overrides: Mapping[str, Any] | None = None,
@@ -192,7 +192,9 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     saved = time.monotonic()
     crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
-    with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
+    told = setup.record_of_run.estimate
+    expected = told.images_per_second if told else 0.0
+    with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, expected) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau, beta = target_decay(k, config, plan), negatives(k, config, plan)

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from byol.cli.app import TRAIN, ConfigFlags, app, given_values
-from byol.errors import process_number
+from byol.errors import UsageError, process_number
 from byol.run import output
 from byol.run.progress import tell
 
 
 @app.command(group=TRAIN)
 def pretrain(
-    data: str = "scenes",
+    data: str = "",
     *,
     preset: str = "auto",
     config: Path | None = None,
@@ -80,6 +80,10 @@ def _checked(data: str, preset: str, config: Path | None, overrides: dict[str, A
     from byol.presets import compose
 
     composed, *_ = compose(preset, overrides, read_yaml(config) if config else {}, str(config or ""))
+    if not data:
+        raise UsageError(
+            "Name the images to learn from, as in byol pretrain ./images; byol demo and byol pretrain scenes need none."
+        )
     return parse(data, composed.data.root).check().location(composed.data.root)
 
 

@@ -48,6 +48,7 @@ TURNS = {
     7: (True, True, True),
     8: (True, True, False),
 }
+READ = "write them as 3 channels of 8 or 16 bits, or as 1"
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
@@ -168,6 +169,7 @@ class Facts(NamedTuple):
     rotated: bool  # an EXIF tag turns it
     animated: bool  # or of several pages
     deep: bool  # more than 8 bits a channel
+    fourth: bool  # a channel beside the colours, which is taken for transparency or left out
 
 
 def facts(file: BinaryIO, max_megapixels: float = 64.0) -> Facts:
@@ -180,7 +182,8 @@ def _facts(image: ImageFile.ImageFile) -> Facts:
     raw = " ".join(str(tile[3]) for tile in image.tile)
     deep = image.mode[0] in "IF" or ";16" in raw
     animated = bool(getattr(image, "is_animated", False))
-    return Facts(str(image.format), image.mode, height, width, _header_orientation(image) in TURNS, animated, deep)
+    turned, fourth = _header_orientation(image) in TURNS, image.mode[-1] in "Aa" or "X" in raw
+    return Facts(str(image.format), image.mode, height, width, turned, animated, deep, fourth)
 
 
 def from_pil(image: Image.Image) -> torch.Tensor:
@@ -302,7 +305,7 @@ def _bad(error: Exception, data: bytes | BinaryIO, max_megapixels: float | None)
 
     text = " ".join(str(error).split())[:100]
     if isinstance(error, UnidentifiedImageError):
-        return BadImage(_not_an_image(data))
+        return _not_an_image(data)
     if isinstance(error, Image.DecompressionBombError):
         pixels = re.search(r"\((\d+) pixels", text)
         return _too_large(int(pixels[1]), max_megapixels) if pixels else BadImage("too many pixels", "too large")
@@ -320,18 +323,27 @@ def _strerror(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _not_an_image(data: bytes | BinaryIO) -> str:
-    if isinstance(data, bytes):
-        head = data[:16]
-    else:
-        try:
-            data.seek(0)
-            head = data.read(16)
-        except (OSError, ValueError):
-            return "cannot be read"
-    if not head:
-        return "empty file"
-    return "damaged or unfinished header" if head.startswith(MAGIC) else "not an image"
+def _not_an_image(data: bytes | BinaryIO) -> BadImage:
+    """Why Pillow does not know a file: it is no image, it is damaged, or it is a TIFF of channels that Pillow lacks."""
+    from byol.data import tiff
+
+    try:
+        start = data[:PIECE] if isinstance(data, bytes) else _start(data)
+    except (OSError, ValueError):
+        return BadImage("cannot be read")
+    if not start:
+        return BadImage("empty file")
+    if start.startswith(tiff.BIG):
+        return BadImage("a BigTIFF, which is not read here: write it as a TIFF, in tiles under 4 GB", "BigTIFF")
+    channels = tiff.channels(start)
+    if channels:
+        return BadImage(f"a TIFF of {channels}, which are not read here: {READ}", f"of {channels}, not read here")
+    return BadImage("damaged or unfinished header" if start.startswith(MAGIC) else "not an image")
+
+
+def _start(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read(PIECE)
 
 
 def printable(path: bytes | str | os.PathLike[str]) -> str:

@@ -76,6 +76,7 @@ class Images:
     bad: list[Bad]
     fingerprint: str
     blocks: Blocks | None = None  # None: an epoch is any permutation
+    held_bytes: int = 0  # of decoded images in memory; their `pixels` are one tensor where all sizes agree
 
     def read(self, indices: np.ndarray) -> list[Tensor]:
         """Decoded images uint8 (3, H, W), bad ones left out."""
@@ -97,6 +98,7 @@ def prepare(source: Source, config: Config) -> Images:
     indices = np.arange(len(source))
     pixels: Tensor | None = None
     bad: list[Bad] = []
+    held = 0
     fingerprint = source_fingerprint(source)
     if config.data.shrink:
         source = replace(source, read=functools.partial(_shrunk, source.read, config.data.shrink))
@@ -107,12 +109,13 @@ def prepare(source: Source, config: Config) -> Images:
         # Processes that are not forked take seconds to start, and run a script without a `__main__` guard again.
         forked = multiprocessing.get_start_method() == "fork"
         source, kept, pixels, bad = _decode(source, worker_count(config) if forked and mean <= SMALL else 0)
+        held = pixels.numel() if pixels is not None else sum(source.read(i).numel() for i in range(len(kept)))
         indices = np.arange(len(kept))
         check_bad(len(bad), len(kept) + len(bad), config, bad)
     count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
     shuffled = np.random.default_rng([config.run.seed, 1]).permutation(indices)
     train, held_out = np.sort(shuffled[count:]), np.sort(shuffled[:count])
-    return Images(source, train, held_out, pixels, bad, fingerprint, _blocks(source, train, config))
+    return Images(source, train, held_out, pixels, bad, fingerprint, _blocks(source, train, config), held)
 
 
 def _shrunk(read: Callable[[int], Tensor], side: int, index: int) -> Tensor:
@@ -194,6 +197,7 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
     names = [source.describe(i) for i in kept]
     blocks = None if source.blocks is None else source.blocks[kept]
     held = Source(source.name, len(kept), images.__getitem__, names.__getitem__, labels, source.classes, blocks=blocks)
+    held = replace(held, excluded=source.excluded)
     if not images or any(image.shape != images[0].shape for image in images):
         return held, kept, None, bad
     pixels = torch.stack(images)

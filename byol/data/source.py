@@ -42,6 +42,7 @@ class Source:
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
     path: Callable[[int], bytes] | None = None  # where the file of an image is, when each has its own
     blocks: np.ndarray | None = None  # int32 (count,): which shard an image is in, where it costs to change it
+    excluded: int = 0  # images that data.exclude has left out of it
 
     def __len__(self) -> int:
         return self.count
@@ -82,4 +83,5 @@ def without(source: Source, listed: Path) -> Source:
         stamp=partial(at, source.stamp, kept) if source.stamp else None,
         path=partial(at, source.path, kept) if source.path else None,
         blocks=None if source.blocks is None else source.blocks[kept],
+        excluded=source.excluded + removed,
     )

@@ -31,7 +31,15 @@ TINY = 16  # pixels of the short side below which an image shows little, as a cr
 NEAR_BITS = 10  # of 128 that the fingerprints of near duplicates may differ in
 NEAR_COLOUR = 12.0  # of 255, their mean difference of colours
 FLAT_BITS = 4  # fewer bits set or unset than this: no structure to compare by
-MARKS = {"grey": "grey", "CMYK": "CMYK", "deep": "16-bit or more", "rotated": "turned by EXIF", "animated": "animated"}
+MARKS = {
+    "grey": "grey",
+    "CMYK": "CMYK",
+    "deep": "16-bit or more",
+    "fourth": "with a fourth channel",
+    "rotated": "turned by EXIF",
+    "animated": "animated",
+}
+DIM = {bits: round((2**bits - 1) / 257) for bits in (10, 12, 14)}  # the brightest pixel of so many bits in 16, as 8
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ def doctor(request: Request) -> Findings:
     findings = describe(source, looks)
     findings = replace(
         findings,
-        warnings=warnings(good, config),
+        warnings=[*channel_warnings(good), *warnings(good, config)],
         speed=throughput.measure(source, good, config) if request.speed and good else None,
         auto=list(reasons),
         left_out=left_out(findings, request.leave_out),
@@ -95,7 +103,8 @@ def doctor(request: Request) -> Findings:
     write_atomically(request.out / "bad-files.txt", "".join(lines).encode())
     tell("\n".join(summary(findings, request)))
     if not good:
-        raise BadData(f"None of the {len(looks)} images of {source.name} can be read.")
+        why = f"the first is {looks[0].reason}" if looks else "there are none"
+        raise BadData(f"None of the {len(looks)} images of {source.name} can be read: {why}.")
     return findings
 
 
@@ -191,6 +200,25 @@ def _recipe(
     return presets.compose(request.preset, values, {}, "", facts(len(good), some, first))
 
 
+def channel_warnings(good: Sequence[Look]) -> list[str]:
+    """What of the files' numbers does not reach the training."""
+    sentences = []
+    fourth = sum("fourth" in look.marks for look in good)
+    if fourth:
+        sentences.append(
+            f"{fourth:,} images have a fourth channel, which is taken for transparency: transparent pixels turn white, "
+            "and only red, green and blue are trained on. A fourth band, such as infrared, is lost"
+        )
+    deep = [look.brightest for look in good if "deep" in look.marks]
+    bits = next((bits for bits, brightest in DIM.items() if deep and max(deep) <= brightest), 0)
+    if bits:
+        sentences.append(
+            f"{len(deep):,} images of 16 bits hold values of at most {bits} bits, which makes them nearly black: "
+            f"multiply their values by {2 ** (16 - bits)} before training"
+        )
+    return sentences
+
+
 def warnings(good: Sequence[Look], config: Config) -> list[str]:
     """What the views of this recipe would do badly to these images."""
     if not good:
@@ -263,7 +291,7 @@ def summary(findings: Findings, request: Request) -> list[str]:
     rows += [("warning", sentence) for sentence in findings.warnings]
     lines += [f"  {title:<12}{text}" for title, text in rows]
     lines.append(f"Details: {request.out / 'doctor.json'}")
-    if findings.left_out:
+    if findings.left_out and findings.readable:
         command = shlex.join(["byol", "pretrain", request.data, "--data.exclude", str(request.out / "bad-files.txt")])
         lines.append(f"{len(findings.left_out)} to leave out: {command}")
     return lines
@@ -274,7 +302,8 @@ def _contents(findings: Findings) -> Iterator[tuple[str, str]]:
     short, counts = findings.short_side, findings.classes.values()
     if findings.formats:
         yield "formats", " · ".join(f"{name} {count:,}" for name, count in findings.formats.items())
-    yield "short side", f"{short['smallest']} to {short['largest']} px, half of them at least {short['median']}"
+    if findings.readable:
+        yield "short side", f"{short['smallest']} to {short['largest']} px, half of them at least {short['median']}"
     if counts:
         yield "folders", f"{len(counts)} classes of {min(counts):,} to {max(counts):,} images"
 

@@ -37,6 +37,7 @@ class Look(NamedTuple):
     digest: bytes = b""
     bits: np.ndarray | None = None  # bool (BITS,)
     colours: np.ndarray | None = None  # uint8 (SIDE, SIDE, 3), to tell duplicates from other images with the same bits
+    brightest: int = 255  # value of its pixels
 
 
 def examine(source: Source, index: int, max_megapixels: float) -> Look:
@@ -49,7 +50,7 @@ def examine(source: Source, index: int, max_megapixels: float) -> Look:
                 header = facts(file, max_megapixels)
                 digest = _digest(file)
             format, mode = header.format, header.mode
-            marks += [name for name in ("rotated", "animated", "deep") if getattr(header, name)]
+            marks += [name for name in ("rotated", "animated", "deep", "fourth") if getattr(header, name)]
         pixels = source.read(index)
     except BadImage as error:
         return Look(index, str(error), size, kind=error.kind)
@@ -57,7 +58,8 @@ def examine(source: Source, index: int, max_megapixels: float) -> Look:
     digest = digest or hashlib.blake2b(pixels.numpy().tobytes(), digest_size=16).digest()
     bits, colours = fingerprint(pixels)
     height, width = pixels.shape[1:]
-    return Look(index, "", size, format, mode, height, width, tuple(marks), "", digest, bits, colours)
+    seen = Look(index, "", size, format, mode, height, width, tuple(marks), "", digest, bits, colours)
+    return seen._replace(brightest=int(pixels.max()))
 
 
 def _digest(file: BinaryIO) -> bytes:

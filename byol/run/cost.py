@@ -8,6 +8,7 @@ shows both go by it.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,9 +28,16 @@ from byol.run.machine import Machine
 
 PROBE_IMAGES = 2  # enough for batch norm; everything is proportional to the number of images
 TIMED_PIXELS = 2**18  # of the images that are timed together
-TIMED_STEPS = 2  # of which the faster counts, after one that warms up
+TIMED_STEPS, TIMED_SECONDS = (2, 8), 1.0  # at least and at most so many, after one that warms up, for about so long
 SLOTS = {"lars": 1, "sgd": 1, "adamw": 2}  # numbers that each optimizer keeps for a weight
 ACTIVATION_SIZE = {"bf16": 0.5, "float32": 1.0, "float64": 2.0}  # relative to float32
+
+
+class Pace(NamedTuple):
+    """How fast a step was here."""
+
+    seconds: float  # for each image of this process
+    share: float  # of the time in which this process had a core: less than 1 on one that others use too
 
 
 class Memory(NamedTuple):
@@ -155,25 +163,28 @@ def activation_bytes(model: method.Method, config: Config) -> float:
     return sum(t.numel() * t.element_size() for t in kept.values()) / PROBE_IMAGES
 
 
-def seconds_an_image(model: method.Method, config: Config, place: Machine, most: int) -> float:
-    """Time of a training step for each image of this process, measured with some images, at most `most`.
+def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pace:
+    """A training step of this process, timed with some images, at most `most`.
 
-    The weights and the target stay as they are; the batch statistics change, so `model` is a copy.
+    The middle one of several times counts: on a busy machine one may be many times as long as the next. The weights and
+    the target stay as they are; the batch statistics change, so `model` is a copy.
     """
     size = config.data.resolution
     count = max(2, min(most, TIMED_PIXELS // size**2))
     view = place.images(torch.rand(count, 3, size, size), config)
     labels = torch.zeros(count, dtype=torch.long, device=place.device) if model.classifier is not None else None
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
-    seconds = []
-    for _ in range(1 + TIMED_STEPS):
-        began = time.perf_counter()
+    seconds: list[float] = []
+    least, worked = TIMED_STEPS[0] + 1, 0.0
+    while len(seconds) < least or (len(seconds) <= TIMED_STEPS[1] and sum(seconds[1:]) < TIMED_SECONDS):
+        began, cpu = time.perf_counter(), time.process_time()
         with suppress(Diverged):  # of noise: whether the run diverges is for the run to find out
             update(model, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
         if place.device.type == "cuda":
             torch.cuda.synchronize()
+        worked += time.process_time() - cpu if seconds else 0.0
         seconds.append(time.perf_counter() - began)
-    return min(seconds[1:]) / count
+    return Pace(statistics.median_low(seconds[1:]) / count, worked / sum(seconds[1:]))
 
 
 def cost(config: Config, device: Device, devices: int) -> Cost:
@@ -229,7 +240,7 @@ def here(config: Config) -> Device:
     model = method.build(config.network, objective=config.objective).to(**place.placement(config))
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
-    seconds = seconds_an_image(model, config, place, config.optim.batch // config.optim.accumulate)
+    seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds
     rate = pass_flops(on_paper(config), config)[1] / seconds
     room = machine.memory(place) * 1e9
     return Device(rate, 1.0, room, 1e9, 1e-4, "a step timed here just now", place.precision)
@@ -246,10 +257,17 @@ def named(name: str, config: Config) -> Device:
 
 # A TPU v3 core is half a chip of 123 TFLOP/s. The paper's two times, both at 8 images a core, imply 9.3 and 6.2 % of
 # it; the table assumes what lies between them. GPUs: the share of the peak that ResNet-50 reaches in mixed precision
-# training at large batches, rounded down.
+# training at large batches, rounded down. A gaming card multiplies at half its advertised rate where sums are float32,
+# which the peak below counts, and exchanges over PCI Express. A T4 has no bf16.
+MIXED = "assumed for ResNet-50 in mixed precision"
 DEVICES: dict[str, Device] = {
     "tpu-v3-core": Device(61.5e12, 0.08, 16e9, 140e9, 5e-6, "between what the paper's two times imply"),
-    "v100": Device(125e12, 0.25, 32e9, 60e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
-    "a100": Device(312e12, 0.20, 80e9, 120e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
-    "h100": Device(989e12, 0.13, 80e9, 200e9, 2e-5, "assumed for ResNet-50 in mixed precision"),
+    "v100": Device(125e12, 0.25, 32e9, 60e9, 2e-5, MIXED),
+    "a100": Device(312e12, 0.20, 80e9, 120e9, 2e-5, MIXED),
+    "h100": Device(989e12, 0.13, 80e9, 200e9, 2e-5, MIXED),
+    "rtx-3060": Device(25e12, 0.25, 12e9, 8e9, 3e-5, MIXED),
+    "rtx-3090": Device(71e12, 0.25, 24e9, 8e9, 3e-5, MIXED),
+    "rtx-4060-ti": Device(44e12, 0.25, 16e9, 8e9, 3e-5, MIXED),
+    "rtx-4090": Device(165e12, 0.18, 24e9, 8e9, 3e-5, MIXED),
+    "t4": Device(8.1e12, 0.30, 16e9, 8e9, 3e-5, "assumed for ResNet-50 in float32", "float32"),
 }

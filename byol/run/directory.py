@@ -335,7 +335,7 @@ def _tell_differences(stored: RunRecord, here: Mapping[str, str]) -> None:
         changes = ", ".join(f"{n} {began[n]} → {here[n]}" for n in names)
         say(f"Not as when the run began: {changes}. The last bits of its results may differ.")
     if began["threads"] != here["threads"] and stored.processes == processes.world():
-        say(f"The run began with {began['threads']} threads, so it keeps them; here {here['threads']} are usual.")
+        say(f"The run began with run.threads {began['threads']} and keeps it; here {here['threads']} is usual.")
 
 
 def _new_record(
@@ -355,7 +355,7 @@ def _new_record(
             images=len(images.source),
             bad=len(images.bad),
             classes=len(images.source.classes),
-            in_memory=images.pixels is not None,
+            in_memory=images.held_bytes > 0,
             fingerprint=images.fingerprint,
             location=request.location,
             sample="" if is_remote(request.location) else _sample(source),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import platform
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from byol.run.progress import say
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT = 32 * 2**20  # where glibc's own threshold ends up
 MOST_AT_ONCE = 256
+# Where Linux says how much memory the processes of a container may have, in its second and its first version.
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -179,10 +183,32 @@ def _use_deterministic(yes: bool) -> None:
 
 
 def memory(machine: Machine) -> float:
-    """GB that training can use."""
+    """GB that training can use: the GPU's, or this machine's as far as a container may fill it."""
     if machine.device.type == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, *(_limit(file) for file in MEMORY_LIMITS)) / 1e9
+
+
+def free_memory(machine: Machine) -> float:
+    """GB that no program uses now; infinite where the system does not say."""
+    if machine.device.type == "cuda":
+        return float(torch.cuda.mem_get_info()[0]) / 1e9
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as opened:
+            found = re.search(r"MemAvailable: *(\d+) kB", opened.read())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 / 1e9 if found else math.inf
+
+
+def _limit(file: str) -> float:
+    """The number in a file of the system; infinite where there is no such file, or where it says max."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            return float(opened.read())
+    except (OSError, ValueError):
+        return math.inf
 
 
 def versions() -> dict[str, str]:

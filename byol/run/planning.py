@@ -6,31 +6,42 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
 from byol import checkpoint
 from byol.config import Config, Network, Plan, resolve
 from byol.data import loader
+from byol.errors import UsageError
 from byol.method import Method
 from byol.parallel import processes
-from byol.run import cost, files
-from byol.run.cost import Cost, Device
+from byol.run import cost, files, machine
+from byol.run.cost import Cost, Device, Memory, Pace
 from byol.run.directory import Setup
 from byol.run.machine import Machine
+from byol.run.monitor import FEW_STEPS
 from byol.run.progress import bar, duration, say
 from byol.run.record import Estimate
 
+USABLE = 0.9  # of all memory, for a process that the system shall not end
+SAFE = 0.8  # of what can be used, for suggested settings
+WORTH_CHOOSING = 60.0  # seconds of a run from which on its threads are chosen by timing
+CLEARLY = 1.1  # times as fast as all threads that one thread must be
+FREE = 0.85  # of a core's time, for one that no other program uses
+NOTHING_FITS = (
+    "No batch of this network fits: a lower --data.resolution, a lower --network.width or another encoder needs less."
+)
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
 LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
 IMAGENET = 1_281_167
 
 
 def announce(setup: Setup, method: Method) -> None:
-    """The plan, on the screen and in the run's record."""
-    pixels = 0 if setup.images.pixels is None else setup.images.pixels.numel()
-    needed = estimate(method, setup.config, setup.plan, setup.machine, pixels)
-    for line in plan_lines(setup, method, needed):
+    """The plan, on the screen and in the run's record; refused where memory cannot hold it."""
+    refuse_beyond_memory(setup, method)
+    needed, notes = _timed(setup, method)
+    for line in [*plan_lines(setup, method, needed), *notes]:
         say(line)
     if processes.rank():
         return
@@ -41,12 +52,55 @@ def announce(setup: Setup, method: Method) -> None:
     files.require_space(setup.out, count * needed.checkpoint_bytes + LOG_BYTES, f"{count} checkpoints and the log")
 
 
+def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
+    """The estimate of a run and what there is to say of its threads.
+
+    A run that begins, and is long enough for it to matter, is timed with one thread too where their number is left to
+    us: on a machine that other programs use, threads wait for each other, and one alone is often several times as fast.
+    What is faster is stored, so that the run goes on with it.
+    """
+    config, place = setup.config, setup.machine
+    needed, pace = _estimate(method, config, setup.plan, place, setup.images.held_bytes)
+    single = place.device.type == "cpu" and processes.world() == 1
+    open_choice = single and setup.record_of_run.plan is None and not config.run.threads and place.threads > 1
+    if not open_choice or needed.seconds < WORTH_CHOOSING:
+        return needed, busy(pace) if single and needed.seconds >= WORTH_CHOOSING else []
+    alone = replace(place, threads=1)
+    machine.use(alone, config.run.deterministic)
+    other, pace = _estimate(method, config, setup.plan, alone, setup.images.held_bytes)
+    if other.seconds * CLEARLY > needed.seconds:
+        machine.use(place, config.run.deterministic)
+        return needed, busy(pace)
+    setup.machine = alone
+    setup.record_of_run = replace(setup.record_of_run, machine=alone)
+    return other, [
+        f"  threads   1: one trains {other.images_per_second:.3g} images/s here and now, {place.threads} train "
+        f"{needed.images_per_second:.3g}, as on a machine that is busy with other programs; --run.threads "
+        f"{place.threads} takes them nevertheless",
+        *busy(pace),
+    ]
+
+
+def busy(pace: Pace) -> list[str]:
+    """Says that other programs are using this machine, by the time that they took from the steps just timed."""
+    if pace.share > FREE:
+        return []
+    return [
+        f"  busy      other programs took {1 - pace.share:.0%} of the time on this machine while it was measured; "
+        "the time left is estimated anew as training goes on"
+    ]
+
+
 def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int = 0) -> Estimate:
     """Time, memory and disk of a run, from a copy of its method; `held_bytes` are those of images held in memory."""
+    return _estimate(method, config, plan, place, held_bytes)[0]
+
+
+def _estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int) -> tuple[Estimate, Pace]:
     world, share = processes.world(), plan.micro_batch // processes.world()
-    classes = 0 if method.classifier is None else method.classifier.out_features
-    memory = cost.memory(cost.on_paper(config, classes), config, place.precision)  # type: ignore[arg-type]
-    seconds = cost.seconds_an_image(copy.deepcopy(method), config, place, share) / world
+    memory = _memory(method, config, place)
+    pace = cost.pace(copy.deepcopy(method), config, place, share)
+    seconds = pace.seconds / world
     return Estimate(
         seconds=round(seconds * plan.batch * plan.steps, 1),
         images_per_second=round(1 / seconds, 1),
@@ -54,18 +108,73 @@ def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_by
         fixed_bytes=memory.weights + held_bytes,
         bytes_an_image=round(memory.an_image),
         checkpoint_bytes=memory.checkpoint,
+    ), pace
+
+
+def _memory(method: Method, config: Config, place: Machine) -> Memory:
+    classes = 0 if method.classifier is None else method.classifier.out_features
+    return cost.memory(cost.on_paper(config, classes), config, place.precision)  # type: ignore[arg-type]
+
+
+def refuse_beyond_memory(setup: Setup, method: Method) -> None:
+    """A `UsageError` that names settings that would fit: the system would end the process without a word."""
+    config, plan, place = setup.config, setup.plan, setup.machine
+    on_cpu = place.device.type == "cpu"
+    held, sharing = (setup.images.held_bytes, processes.local_world()) if on_cpu else (0, 1)
+    total, free = machine.memory(place) * 1e9 / sharing, machine.free_memory(place) * 1e9 / sharing
+    room = min(USABLE * total - held, free)  # the images that are held are not free any more
+    memory = _memory(method, config, place)
+    needed = memory.of(plan.micro_batch / processes.world())
+    if needed <= room:
+        return
+    begun = setup.record_of_run.plan is not None
+    settings = fitting(config, memory, room, processes.world(), place.precision, begun)
+    fits = f"Each of these would fit: {', '.join(settings)}." if settings else NOTHING_FITS
+    raise UsageError(
+        f"A step of {plan.micro_batch} images at {config.data.resolution} px needs about {needed / 1e9:.1f} GB of "
+        f"memory, and of {total / 1e9:.1f} GB here {max(room, 0) / 1e9:.1f} can be used now. {fits}"
     )
+
+
+def fitting(
+    config: Config, memory: Memory, room: float, devices: int, precision: str, begun: bool = False
+) -> list[str]:
+    """Flags that would make a run fit into `room` bytes of each device; a run that has begun may change few."""
+    batch, room = config.optim.batch, SAFE * room
+    found, ways = [], [(memory, "")]
+    if not config.run.recompute and config.network.encoder.startswith("resnet"):
+        leaner = replace(config, run=replace(config.run, recompute=True))
+        ways.append((cost.memory(cost.on_paper(leaner), leaner, precision), "--run.recompute "))
+    for needed, flag in ways:
+        if flag and needed.of(batch / config.optim.accumulate / devices) <= room:
+            found.append(flag.strip())
+            continue
+        splits = [k for k in range(1, batch // 2 + 1) if batch % k == 0 and batch // k % devices == 0]
+        split = next((k for k in splits if needed.of(batch / k / devices) <= room), 0)
+        if split and not begun:
+            found.append(f"{flag}--optim.accumulate {split}")
+    most = (room - memory.weights) / max(memory.an_image, 1) * devices * config.optim.accumulate
+    smaller = 2 ** int(math.log2(most)) if most >= 2 * devices else 0
+    if smaller >= 2 * config.optim.accumulate * devices and not begun:
+        found.append(f"--optim.batch {min(smaller, batch)}")
+    return found
 
 
 def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
     """The plan of a run, a line each."""
     config, plan, images, place = setup.config, setup.plan, setup.images, setup.machine
-    where = "in memory" if images.pixels is not None else f"streamed by {loader.worker_count(config)} workers"
+    workers = loader.worker_count(config)
+    by = "this process" if not workers else f"{workers} worker" + "s" * (workers > 1)
+    where = f"read by {by} while training" if not images.held_bytes else "in memory"
+    if images.held_bytes and images.pixels is None:
+        where += f", cropped by {by}"
     encoder = sum(p.numel() for p in method.online.encoder.parameters())
-    left_out = f"{plan.held_out} held out, {len(images.bad)} left out"
+    left_out = f"{plan.held_out} held out, {len(images.bad) + images.source.excluded} left out"
+    left_out += f" ({images.source.excluded} by data.exclude)" if images.source.excluded else ""
     split = f" in {plan.accumulate} passes of {plan.micro_batch}" if plan.accumulate > 1 else ""
     labels = f"{len(images.source.classes)} classes (watched, never trained on)" if setup.classes else "no labels used"
     together = f"{processes.world()} processes, each: " if processes.world() > 1 else ""
+    threads = f"{place.threads} thread{'s' * (place.threads > 1)}"
     lines = [f"  auto: {reason}" for reason in setup.record_of_run.reasons]
     if plan.batch > plan.images:
         lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
@@ -81,20 +190,27 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
         f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}",
         f"  target    {target_in_words(config)}",
         f"  objective {objective_in_words(config)}",
-        f"  machine   {together}{place.device_name}, {place.precision}, {place.threads} threads, "
-        f"about {needed.memory_gb:.1f} GB",
+        f"  machine   {together}{place.device_name}, {place.precision}, {threads}, about {needed.memory_gb:.1f} GB",
         f"  time      about {duration(needed.seconds)} ({needed.images_per_second:.0f} images/s without loading)",
         *shorter(setup, needed.seconds),
     ]
 
 
 def shorter(setup: Setup, seconds: float) -> list[str]:
-    """How to end a long run that `auto` chose earlier."""
-    epochs, asked = setup.config.optim.epochs, setup.record_of_run.request
+    """How to end a long run that `auto` chose earlier and still learn something, or that there is no such way."""
+    epochs, asked, plan = setup.config.optim.epochs, setup.record_of_run.request, setup.plan
     few = max(1, int(epochs * SHORT_SECONDS / max(seconds, 1.0)))
     if asked.preset != "auto" or "optim.epochs" in asked.overrides or few >= epochs / 2:
         return []
-    return [f"  shorter   --optim.epochs {few} takes about {duration(few / epochs * seconds)}"]
+    least = math.ceil(FEW_STEPS / plan.steps_per_epoch)  # epochs
+    if few >= least:
+        return [f"  shorter   --optim.epochs {few} takes about {duration(few / epochs * seconds)}"]
+    rarely = f"fewer than {FEW_STEPS} steps rarely learn anything"
+    if least < epochs / 2:
+        return [f"  shorter   --optim.epochs {least} takes about {duration(least / epochs * seconds)}; {rarely}"]
+    return [
+        f"  shorter   this time is as short as it gets: {rarely}. A lower --data.resolution makes each step quicker"
+    ]
 
 
 def target_in_words(config: Config) -> str:

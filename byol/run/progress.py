@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PLAIN_SECONDS = 15.0
+RECENT_SECONDS = 60.0  # over which a rate is taken
+SURPRISE = 1.5  # times the expected rate, or a part of it, that is told
 NAMED = 10  # images left out whose names are said
 GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET)  # the reader, the terminal or the stream is no more
 # Control characters and those that turn the direction of writing; line ends and tabs stay.
@@ -33,10 +36,14 @@ _silent = False
 class Bar:
     """Counts `advance`d units of a job of known size; `text` is shown beside the bar."""
 
-    def __init__(self, title: str, total: int, unit: str, done: int = 0, units_each: int = 1) -> None:
+    def __init__(
+        self, title: str, total: int, unit: str, done: int = 0, units_each: int = 1, expected: float = 0.0
+    ) -> None:
+        """`expected` is the rate that the user was told of; when it turns out otherwise, that is said."""
         self.title, self.total, self.unit = title, total, unit
-        self.done, self.first, self.units_each = done, done, units_each
-        self.started = self.printed = time.monotonic()
+        self.done, self.units_each, self.expected = done, units_each, expected
+        self.printed = self.judged = time.monotonic()
+        self.marks = deque([(self.printed, done)])  # when how much was done, for the last RECENT_SECONDS
         self.text = ""
         self.rich: Progress | None = None
         if not _silent and _is_terminal(sys.stderr):
@@ -68,18 +75,41 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Units a second since the bar began."""
-        return (self.done - self.first) * self.units_each / max(time.monotonic() - self.started, 1e-9)
+        """Units a second in the last minute: a machine that was busy at the start may be free now."""
+        since, done = self.marks[0]
+        return (self.done - done) * self.units_each / max(time.monotonic() - since, 1e-9)
+
+    @property
+    def left(self) -> str:
+        return duration((self.total - self.done) * self.units_each / max(self.rate, 1e-9))
 
     def advance(self, count: int = 1, text: str = "") -> None:
         self.done += count
+        now = time.monotonic()
+        if now - self.marks[-1][0] > RECENT_SECONDS / 10:
+            self.marks.append((now, self.done))
+            while now - self.marks[0][0] > RECENT_SECONDS and len(self.marks) > 2:
+                self.marks.popleft()
         line = f"{self.rate:,.0f} {self.unit}/s {text or self.text}".rstrip()
         if self.rich:
             self.rich.update(self.task, advance=count, text=shown(line))
-        elif time.monotonic() - self.printed > PLAIN_SECONDS:
-            self.printed = time.monotonic()
-            left = (self.total - self.done) * self.units_each / max(self.rate, 1e-9)
-            say(f"{self.title} {self.done}/{self.total} · {line} · {duration(left)} left")
+        elif now - self.printed > PLAIN_SECONDS:
+            self.printed = now
+            say(f"{self.title} {self.done}/{self.total} · {line} · {self.left} left")
+        if self.expected and now - self.judged > RECENT_SECONDS:
+            self.judged = now
+            self._compare()
+
+    def _compare(self) -> None:
+        """Says when the rate is no longer the one that was told, and takes the new one for what is told from now on."""
+        rate, expected = self.rate, self.expected
+        if rate > 0 and not 1 / SURPRISE < rate / expected < SURPRISE:
+            self.expected = rate
+            slower = "slower" if rate < expected else "faster"
+            say(
+                f"{self.title} is {slower} than expected: {rate:,.3g} {self.unit}/s in the last minute, not "
+                f"{expected:,.3g}; about {self.left} left."
+            )
 
     def close(self) -> None:
         if self.rich:
@@ -87,9 +117,9 @@ class Bar:
 
 
 @contextmanager
-def bar(title: str, total: int, unit: str, done: int = 0, units_each: int = 1) -> Iterator[Bar]:
+def bar(title: str, total: int, unit: str, done: int = 0, units_each: int = 1, expected: float = 0.0) -> Iterator[Bar]:
     """A `Bar` that is closed at the end, also after an error."""
-    progress = Bar(title, total, unit, done, units_each)
+    progress = Bar(title, total, unit, done, units_each, expected)
     try:
         yield progress
     finally:

@@ -169,7 +169,7 @@ def test_other_surroundings_are_reported(
     assert files.read_json(tmp_path / "run" / "run.json")["machine"]["threads"] == 1
     said = capsys.readouterr().err
     assert "torch 1.0 → " in said
-    assert "began with 1 threads, so it keeps them; here 3 are usual" in said
+    assert "began with run.threads 1 and keeps it; here 3 is usual" in said
 
 
 def test_deterministic_algorithms_cost_little(

@@ -52,6 +52,7 @@ FLAGS: list[tuple[str, str]] = [
     ("pretrain --objective.name=info-nce --objective.normalization=batch", "objective.normalization|info-nce"),
     ("pretrain --config missing.yaml", "missing.yaml|No such file"),
     ("pretrain --config .", "Is a directory"),
+    ("pretrain", "Name the images|byol pretrain ./images"),
     ("pretrain /no/such/folder", "There is no folder /no/such/folder"),
     ("evaluate run --on scenes --protocol linaer", "linaer|linear"),
     ("evaluate run --on scenes --budget soon", "--budget|20m"),
