@@ -23,6 +23,7 @@ class Facts:
     cores: int
     memory: float  # of the device that trains, in GB
     accelerator: bool
+    weights: int = 0  # px at which the weights to go on from were trained; 0: there are none
 
 
 @dataclass(frozen=True)
@@ -224,14 +225,39 @@ def _auto_batch(facts: Facts, resolution: int) -> int:
     return int(2 ** math.floor(math.log2(most)))
 
 
+def _auto_init(choices: Choices) -> dict[str, Any]:
+    """What `auto` chooses for a run that goes on from given weights: enough to adapt, too little to forget."""
+    facts = choices.facts
+    sides = [side for side in (32, 64, 96, 128, 224) if side <= facts.side * 1.1 or side == 32]
+    side = min(max(sides), facts.weights, 224 if facts.accelerator else 128)
+    why = f"the weights were trained at {facts.weights} px, and the images' short side is typically {facts.side} px"
+    resolution = choices.choose("data.resolution", side, why)
+    seen = 1e6 if facts.accelerator else 1e5 * facts.cores * (32 / resolution) ** 1.5
+    passes = float(min(100, max(5, round(seen / facts.images))))
+    why = "given weights adapt in a fraction of the steps that random ones need, and lose more with every pass"
+    epochs = choices.choose("optim.epochs", passes, why)
+    alone = "fresh heads learn alone first: their first gradients would undo what the encoder knows"
+    return {
+        "data.resolution": resolution,
+        "optim.epochs": epochs,
+        "optim.lr": choices.choose("optim.lr", 0.4, "a fifth of the rate from scratch"),
+        "optim.trust_coefficient": choices.choose("optim.trust_coefficient", 0.005, "heads move as from scratch"),
+        "optim.encoder_lr": choices.choose("optim.encoder_lr", 0.3, "the encoder is near its goal, the heads are not"),
+        "optim.head_epochs": choices.choose("optim.head_epochs", min(2.0, epochs / 10), alone),
+        "optim.tau": choices.choose("optim.tau", 0.99, "as others go on from weights (HPT)"),
+    }
+
+
 def compose(
     preset: str,
     overrides: Mapping[str, Any],
     file_values: Mapping[str, Any],
     file: str = "",
     facts: Facts | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> tuple[Config, list[Reason]]:
-    """Preset, then file, then flags; `auto` without facts is checked, and chooses nothing yet."""
+    """Preset, then what given weights settle, then file, then flags; `auto` without facts is checked, and chooses
+    nothing yet."""
     if preset != "auto" and preset not in PRESETS:
         raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")
     reasons: list[Reason] = []
@@ -239,9 +265,13 @@ def compose(
         config = PRESETS[preset]()
     elif facts:
         given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
-        config, reasons = auto(facts, {name: given[name] for name in (*file_values, *overrides)})
+        asked = {**(weights or {}), **{name: given[name] for name in (*file_values, *overrides)}}
+        start = _auto_init(Choices(facts, asked, reasons)) if facts.weights else {}
+        config, chosen = auto(facts, asked | start)
+        config, reasons = apply(config, start, "auto", check=False), [*reasons, *chosen]
     else:
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
+    config = apply(config, weights or {}, "weights", check=False)
     config = apply(config, file_values, file, check=False)
     return apply(config, overrides, "flags"), reasons
 

@@ -43,6 +43,10 @@ SHORT = {
 }
 
 
+# Of the config's flags alone.
+ALIASES = {**SHORT, "network.init": "--init", "network.target_init": "--target-init"}
+
+
 def _as_typed(_: Any, tokens: Sequence[Token]) -> Any:
     """The config's own conversion is stricter: cyclopts would round 2.5 to a whole number."""
     return tokens[0].value
@@ -60,7 +64,7 @@ def flags_of(kind: type, section: str = "") -> Any:
             several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
             flag = Parameter(
-                alias=SHORT.get(f"{section}.{name}"),
+                alias=ALIASES.get(f"{section}.{name}"),
                 help=help,
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),
