@@ -28,6 +28,7 @@ FOLDER = "checkpoints"
 NAME = re.compile(r"step-(\d{9})\.([0-9a-f]{16})\.safetensors")
 CUT_SHORT = re.compile(rf"\.{NAME.pattern}(\.\d+\.[0-9a-f]{{16}})?\.tmp")  # what a killed save has left
 ENCODER = "encoder.safetensors"
+BEST = "best.safetensors"  # the encoder of the best look
 MOST_BYTES = 64_000_000_000  # of a file of weights; a checkpoint of ResNet-200 (4x) in float64 is smaller
 MOST_HEADER = 10_000_000  # bytes; a checkpoint of ResNet-200 has some hundred thousand
 FORMAT = 1  # of checkpoints and encoder files; those written before it was noted are of the first too
@@ -43,6 +44,18 @@ class State(NamedTuple):
     method: Method
     optimizer: Optimizer
     step: int
+
+
+class Given(NamedTuple):
+    """An encoder that a run is given to begin with: where it was found, its tensors, and what they settle."""
+
+    place: str
+    origin: str
+    digest: str  # of every tensor, whatever the file's format
+    network: dict[str, Any]  # the fields of Network that its shape is
+    views: dict[str, Any]  # how its input was normalized
+    resolution: int
+    tensors: dict[str, Tensor]
 
 
 def save(directory: Path, state: State, keep: int) -> Path:

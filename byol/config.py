@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from byol.errors import UsageError, nearest
 
@@ -122,8 +122,22 @@ class Network:
         "what is predicted: a moving average of the online network, the online network itself with its gradient "
         "stopped or (online) flowing, or a fixed random network",
     )
-    target_init: Literal["independent", "same"] = option(
-        "independent", "start the target from its own random weights (reference code) or from the online ones"
+    target_init: str = option(
+        "independent",
+        "start the target from its own random weights (reference code), from the online ones (same), or, for a fixed "
+        "target, from weights: a run, an encoder or any file that `byol import` knows",
+    )
+    target_encoder: str = option("", "encoder of a fixed target; as online if empty. Its weights settle this")
+    target_width: float = option(1.0, "width of target_encoder", low=0.01, high=16)
+    target_small_images: bool = option(False, "stem of target_encoder")
+    target_padding: Literal["symmetric", "same"] = option("symmetric", "padding of target_encoder")
+    target_projector_hidden: int = option(
+        0, "hidden units of a fixed target's projector; 0: as online", low=0, high=65536
+    )
+    init: str = option(
+        "",
+        "weights to go on from: a run, an encoder, any file that `byol import` knows, or timm:NAME for timm's own; "
+        "they settle encoder, width, stem and padding",
     )
     init_scale: float = option(1.0, "multiplies the variance of all initial weights (section 5)", low=1e-6, high=1e6)
     norm_group: int = option(
@@ -166,6 +180,14 @@ class Optim:
         1.0, "multiplies the predictor's learning rate (lambda of appendix I)", low=0, high=1e6
     )
     projector_lr: float = option(1.0, "multiplies the projector's learning rate (mu of appendix I)", low=0, high=1e6)
+    encoder_lr: float = option(1.0, "multiplies the encoder's learning rate", low=0, high=1e6)
+    layer_decay: float = option(
+        1.0, "multiplies the encoder's rate once more for every block between a weight and the output", low=0, high=1
+    )
+    head_epochs: float = option(
+        0.0, "epochs at the start in which projector and predictor learn alone", low=0, high=1e9
+    )
+    norm_only: bool = option(False, "of the encoder, train the scales and offsets of its normalization alone")
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0, high=1e9)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0, high=1e6)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
@@ -250,6 +272,8 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
 
     `check` is for the last layer of several: it compares fields with each other.
     """
+    from byol.config_values import convert  # the rules of types and ranges, a file of their own
+
     known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
         if name not in known:
@@ -258,7 +282,7 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
         kind, metadata = known[name]
         if hasattr(value, "item") and getattr(value, "shape", None) == ():
             value = value.item()  # a number of numpy or torch
-        config = _replace(config, name.split("."), _convert(value, kind, metadata, f"{origin}: {name}"))
+        config = _replace(config, name.split("."), convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):
         _check(config, origin)
     return config
@@ -288,6 +312,7 @@ def _check(config: Config, origin: str) -> None:
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
             "info-nce compares by the cosine, which is l2."
         )
+    _check_target(config.network, origin)
     batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
     if config.network.predictor == "optimal-linear" and batch <= size:
         raise UsageError(
@@ -296,57 +321,18 @@ def _check(config: Config, origin: str) -> None:
         )
 
 
-def _convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value not in choices:
-            raise UsageError(f"{where} cannot be {value!r}. {nearest(str(value), map(str, choices))}")
-        return value
-    if get_origin(kind) is tuple:
-        return _convert_tuple(value, get_args(kind), metadata, where)
-    converted = _convert_plain(value, kind, where)
-    low, high = metadata["low"], metadata["high"]
-    number = isinstance(converted, int | float) and not isinstance(converted, bool)
-    if number and not (math.isfinite(converted) and low <= converted <= high):
-        bounds = "finite" if math.isinf(low) else f"at least {low:g}"
-        bounds += "" if math.isinf(high) else f" and at most {high:g}"
-        raise UsageError(f"{where} must be {bounds}, not {value!r}.")
-    return converted
-
-
-def _convert_tuple(value: Any, kinds: tuple[Any, ...], metadata: Mapping[str, Any], where: str) -> Any:
-    """Of a fixed length, or of any when the type ends in an ellipsis."""
-    several = not isinstance(value, str) and hasattr(value, "__len__")
-    if kinds[-1] is Ellipsis and several and len(value):
-        kinds = kinds[:1] * len(value)
-    if kinds[-1] is Ellipsis or not several or len(value) != len(kinds):
-        count = "one or more" if kinds[-1] is Ellipsis else len(kinds)
-        raise UsageError(f"{where} needs {count} numbers, not {value!r}.")
-    return tuple(_convert(v, k, metadata, where) for v, k in zip(value, kinds, strict=True))
-
-
-def _convert_plain(value: Any, kind: type, where: str) -> Any:
-    """YAML reads 1e-4 as text and 4 as an integer, so text of a number and whole floats are accepted."""
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-    elif kind is str:
-        if isinstance(value, str):
-            return value
-    elif not isinstance(value, bool):
-        try:
-            if kind is int and isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
-                return int(value)
-            if kind is int and float(value) == int(float(value)):
-                return value if isinstance(value, int) else int(float(value))
-            if kind is float:
-                return float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    raise UsageError(f"{where} must be {expected}, not {value!r}.")
+def _check_target(network: Network, origin: str) -> None:
+    """Only a fixed target has a shape or weights of its own: any other one follows the online network."""
+    own = {
+        "target_init": network.target_init not in ("independent", "same"),
+        "target_encoder": bool(network.target_encoder),
+        "target_projector_hidden": bool(network.target_projector_hidden),
+    }
+    for name in (name for name, given in own.items() if given and network.target != "fixed"):
+        raise UsageError(
+            f"{origin}: network.{name} {getattr(network, name)} is for network.target fixed; a target that is "
+            f"{network.target} has the online network's shape and start."
+        )
 
 
 @dataclass(frozen=True)
@@ -364,6 +350,7 @@ class Plan:
     tau: float
     steps_per_epoch: float
     monitor_steps: int
+    head_steps: int = 0  # in which the heads learn alone
 
 
 def resolve(config: Config, images: int, held_out: int = 0, steps: int = 0) -> Plan:
@@ -390,4 +377,5 @@ def resolve(config: Config, images: int, held_out: int = 0, steps: int = 0) -> P
         tau=optim.tau,
         steps_per_epoch=images / optim.batch,
         monitor_steps=max(1, round(every)),
+        head_steps=min(int(optim.head_epochs * images / optim.batch), steps),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -125,7 +125,7 @@ def build(config: Network, classes: int = 0, objective: Objective = Objective())
     `classes` > 0 adds the watching classifier.
     """
     online = _branch(config)
-    target = None if config.target in ITS_OWN_TARGET else _branch(config)
+    target = None if config.target in ITS_OWN_TARGET else _branch(of_target(config))
     if target is not None and config.target_init == "same":
         target.load_state_dict(online.state_dict())
     predictor = PREDICTORS[config.predictor](config)
@@ -134,6 +134,32 @@ def build(config: Network, classes: int = 0, objective: Objective = Objective())
         classifier = nn.Linear(online.encoder.num_features, classes)  # type: ignore[arg-type]
         networks.initialize(classifier)
     return Method(online, predictor, target, classifier, config.target, objective)
+
+
+def of_target(config: Network) -> Network:
+    """The network as the target has it: a fixed target may be of another shape, but for the size of its projection."""
+    hidden = config.target_projector_hidden or config.projector_hidden
+    if not config.target_encoder:
+        return replace(config, projector_hidden=hidden)
+    return replace(
+        config,
+        encoder=config.target_encoder,
+        width=config.target_width,
+        small_images=config.target_small_images,
+        padding=config.target_padding,
+        projector_hidden=hidden,
+    )
+
+
+def begin_from(method: Method, online: Mapping[str, Tensor] | None, target: Mapping[str, Tensor] | None) -> None:
+    """Puts given encoders in place of random ones; a target without its own starts as the online network, heads too."""
+    if online is not None:
+        method.online.encoder.load_state_dict(online)
+        if method.target is not None and method.target_mode == "moving-average":
+            method.target.load_state_dict(method.online.state_dict())
+    if target is not None:
+        assert method.target is not None
+        method.target.encoder.load_state_dict(target)
 
 
 def _branch(config: Network) -> Branch:

@@ -276,13 +276,20 @@ class OptimalLinear(nn.Module):
         return solution
 
 
-def _timm(name: str) -> nn.Module:
+def check_timm(name: str) -> None:
+    """Refuse a model that timm does not have, or timm itself where it is not installed."""
     try:
         import timm
     except ImportError:
         raise UsageError(f"network.encoder timm:{name} needs timm: pip install 'byol[timm]'.") from None
     if not timm.is_model(name):
         raise UsageError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
+
+
+def _timm(name: str) -> nn.Module:
+    check_timm(name)
+    import timm
+
     model: nn.Module = timm.create_model(name, num_classes=0)
     return model
 

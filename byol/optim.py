@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from byol.config import Optim
+from byol.errors import UsageError
+from byol.networks import ResNet
 
 NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -95,12 +97,44 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 def build(module: nn.Module, config: Optim) -> Optimizer:
-    """The optimizer of a run; its learning rate is set anew at every step."""
+    """The optimizer of a run; its learning rate is set anew at every step. Decides which parameters learn at all."""
+    if config.norm_only:
+        learn(module, config, heads_only=False)
     groups = parameter_groups(module, config.weight_decay)
+    if config.encoder_lr != 1.0 or config.layer_decay != 1.0:
+        for params, factor in encoder_rates(module.get_submodule("online.encoder"), config):
+            groups = scale(groups, params, factor)
     for part, factor in (("predictor", config.predictor_lr), ("online.projector", config.projector_lr)):
         if factor != 1.0:
             groups = scale(groups, set(module.get_submodule(part).parameters()), factor)
     return OPTIMIZERS[config.optimizer](groups, config)
+
+
+def learn(module: nn.Module, config: Optim, heads_only: bool) -> None:
+    """Sets which parameters of the online encoder learn in this step: none, all, or those of its normalization.
+
+    One that does not learn has no gradient, so that the optimizer passes it over and its momentum does not move.
+    """
+    for owner in module.get_submodule("online.encoder").modules():
+        for param in owner.parameters(recurse=False):
+            param.requires_grad_(not heads_only and (not config.norm_only or isinstance(owner, NORMALIZATION)))
+            if heads_only:
+                param.grad = None
+
+
+def encoder_rates(encoder: nn.Module, config: Optim) -> list[tuple[set[nn.Parameter], float]]:
+    """The encoder's parameters with what multiplies their rate: block by block where the rate decays with depth."""
+    if config.layer_decay == 1.0:
+        return [(set(encoder.parameters()), config.encoder_lr)]
+    if not isinstance(encoder, ResNet):
+        raise UsageError("optim.layer_decay is for the ResNets of byol; other encoders have blocks it does not know.")
+    blocks = [block for group in (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4) for block in group]
+    parts = [nn.ModuleList([encoder.conv1, encoder.bn1]), *blocks]
+    depths = range(len(parts) - 1, -1, -1)
+    return [
+        (set(part.parameters()), config.encoder_lr * config.layer_decay**depth)
+        for part, depth in zip(parts, depths, strict=True)
+    ]
 
 
 def scale(groups: list[dict[str, Any]], chosen: set[nn.Parameter], factor: float) -> list[dict[str, Any]]:

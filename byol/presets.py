@@ -27,6 +27,7 @@ class Facts:
     accelerator: bool
     seconds: Callable[[Config], float]  # that training on an image takes here, measured
     bf16: bool = False  # whether the CPU claims to be fast at bf16
+    weights: int = 0  # px at which the weights to go on from were trained; 0: there are none
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,36 @@ def _auto_batch(facts: Facts, resolution: int) -> int:
     return int(2 ** math.floor(math.log2(most)))
 
 
+def _auto_init(choices: Choices) -> dict[str, Any]:
+    """What `auto` chooses for a run that goes on from given weights: enough to adapt, too little to forget."""
+    facts = choices.facts
+    sides = [side for side in (32, 64, 96, 128, 224) if side <= facts.side * 1.1 or side == 32]
+    side = min(max(sides), facts.weights, 224 if facts.accelerator else 128)
+    resolution = choices.get("data.resolution", side)
+    seen = 1e6 if facts.accelerator else 1e5 * facts.cores * (32 / resolution) ** 1.5
+    passes = float(min(100, max(5, round(seen / facts.images))))
+    epochs = choices.get("optim.epochs", passes)
+    trained = f"the weights were trained at {facts.weights} px, and the images' short side is typically {facts.side} px"
+    adapt = "given weights adapt in a fraction of the steps that random ones need, and lose more with every pass"
+    alone = "fresh heads learn alone first: their first gradients would undo what the encoder knows"
+    chosen: dict[str, tuple[Any, str]] = {
+        "data.resolution": (side, trained),
+        "optim.epochs": (passes, adapt),
+        "objective.name": ("byol", "given weights keep images apart, which is what negatives are for at first"),
+        "optim.optimizer": ("lars", "as others go on from weights (HPT)"),
+        "optim.lr": (0.4, "a fifth of the rate from scratch"),
+        "optim.trust_coefficient": (0.005, "heads move as from scratch"),
+        "optim.encoder_lr": (0.3, "the encoder is near its goal, the heads are not"),
+        "optim.head_epochs": (min(2.0, epochs / 10), alone),
+        "optim.tau": (0.99, "as others go on from weights (HPT)"),
+    }
+    if "run.budget" in choices.asked:
+        del chosen["optim.epochs"]  # as many as the time allows
+    for name, (value, why) in chosen.items():
+        choices.say(name, value, why)
+    return {name: choices.get(name, value) for name, (value, _) in chosen.items()}
+
+
 def seconds_of(budget: str, where: str = "run.budget") -> float:
     """The seconds of a time such as 90s, 15m or 2h; 0 of none."""
     if not budget:
@@ -339,8 +370,10 @@ def compose(
     file_values: Mapping[str, Any],
     file: str = "",
     facts: Facts | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> tuple[Config, list[Reason]]:
-    """Preset, then file, then flags; `auto` without facts is checked, and chooses nothing yet."""
+    """Preset, then what given weights settle, then file, then flags; `auto` without facts is checked, and chooses
+    nothing yet."""
     if preset != "auto" and preset not in PRESETS:
         raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")
     reasons: list[Reason] = []
@@ -348,9 +381,13 @@ def compose(
         config = PRESETS[preset]()
     elif facts:
         given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
-        config, reasons = auto(facts, {name: given[name] for name in (*file_values, *overrides)})
+        asked = {**(weights or {}), **{name: given[name] for name in (*file_values, *overrides)}}
+        start = _auto_init(Choices(facts, asked, reasons)) if facts.weights else {}
+        config, chosen = auto(facts, asked | start)
+        config, reasons = apply(config, start, "auto", check=False), [*reasons, *chosen]
     else:
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
+    config = apply(config, weights or {}, "weights", check=False)
     config = apply(apply(config, file_values, file, check=False), overrides, "flags")
     seconds_of(config.run.budget)
     if config.run.budget and preset != "auto":

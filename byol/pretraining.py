@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from byol import checkpoint, method, networks, optim, schedules, views
 from byol.algorithm import Pass, update
-from byol.checkpoint import State
+from byol.checkpoint import Given, State
 from byol.config import Config, Plan
 from byol.data import loader
 from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost, OutputBusy
@@ -74,9 +74,16 @@ def pretrain(
         signals.handled(),
         processes.joined(cuda, request.config.run.timeout),
         silent(processes.rank() > 0),
-        open_run(request, overwrite) as setup,
+        open_run(request, overwrite, read_weights) as setup,
     ):
         return _run(setup)
+
+
+def read_weights(place: str) -> Given:
+    """An encoder to begin with, of any format that `byol import` knows."""
+    from byol.weights.given import read  # formats of others are loaded when a run is given weights
+
+    return read(place)
 
 
 @contextlib.contextmanager
@@ -135,6 +142,7 @@ def _run(setup: Setup) -> Run:
     verdict = Verdict(*processes.from_first(lambda: astuple(monitor.verdict(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
+    tell_best(setup, metrics.history)
     return Run(setup.out, config, plan, metrics.history, verdict)
 
 
@@ -152,7 +160,10 @@ def build(setup: Setup) -> State:
     """Networks and optimizer on their device, as the newest checkpoint has them or as they begin; shows the plan."""
     config = setup.config
     torch.manual_seed(config.run.seed)
-    model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
+    model = method.build(config.network, setup.classes, config.objective)
+    given = {name: weights.tensors for name, weights in setup.given.items()}
+    method.begin_from(model, given.get("network.init"), given.get("network.target_init"))
+    model = model.to(**setup.machine.placement(config))
     if processes.world() > 1:
         from byol.parallel import norms
 
@@ -199,6 +210,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau, beta = target_decay(k, config, plan), negatives(k, config, plan)
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
+            if plan.head_steps and k in (first, plan.head_steps):
+                optim.learn(model, config.optim, heads_only=k < plan.head_steps)
             with guarded(State(model, optimizer, k), setup):
                 passes = augmented(crops, setup)
                 step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, machine=setup.machine)
@@ -302,6 +315,8 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     step = state.step - 1
     watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
     write_encoder(state, setup)
+    if best_look(watch.metrics.history) is watch.metrics.history[-1]:
+        write_encoder(state, setup, checkpoint.BEST)
     give_back()
     verdict = monitor.verdict(watch.metrics.history, setup.config)
     if verdict.word == "collapsing":
@@ -310,8 +325,25 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
             raise Diverged(f"at step {step} {verdict.sentence}")
 
 
-def write_encoder(state: State, setup: Setup) -> None:
+def best_look(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first of the looks with the best figure: nearest neighbours where there are labels, else how often a view
+    finds its twin."""
+    looks = [line for line in history if "retrieval" in line]
+    return max(looks, key=lambda look: look.get("knn", look["retrieval"]))
+
+
+def tell_best(setup: Setup, history: Sequence[Mapping[str, Any]]) -> None:
+    """Where the encoder of the best look is, unless that is the last one."""
+    if processes.rank() or not any("retrieval" in line for line in history):
+        return
+    best, steps = best_look(history), setup.plan.steps
+    if best["step"] + 1 < steps and (setup.out / checkpoint.BEST).exists():
+        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['retrieval']:.1%}"
+        say(f"Best look: after {best['step'] + 1} of {steps} steps ({figure}): {setup.out / checkpoint.BEST}")
+
+
+def write_encoder(state: State, setup: Setup, name: str = checkpoint.ENCODER) -> None:
     """The encoder as it is now, with the run that it comes from."""
     run = {"steps": setup.plan.steps, "seed": setup.config.run.seed, "images": setup.images.fingerprint}
     encoder = state.method.online.encoder
-    checkpoint.save_encoder(setup.out / checkpoint.ENCODER, encoder, setup.config, {"step": state.step, **run})
+    checkpoint.save_encoder(setup.out / name, encoder, setup.config, {"step": state.step, **run})

@@ -42,7 +42,8 @@ SHORT = {
     "run.device": "--device",
     "run.precision": "--precision",
 }
-ALIASES = {"run.budget": "--budget"}  # of the config's flags alone
+# Of the config's flags alone.
+ALIASES = {**SHORT, "run.budget": "--budget", "network.init": "--init", "network.target_init": "--target-init"}
 
 
 def optional(kind: Any) -> Any:
@@ -67,7 +68,7 @@ def flags_of(kind: type, section: str = "") -> Any:
             several = get_origin(hint) is tuple  # --linear.lrs 0.1 0.2
             group = Group(f"Fields of {section.replace('_', '-')}", sort_key=1)
             flag = Parameter(
-                alias=(SHORT | ALIASES).get(f"{section}.{name}"),
+                alias=ALIASES.get(f"{section}.{name}"),
                 help=help,
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),

@@ -38,6 +38,7 @@ MOST_HELD_OUT = 1000
 BAD_ALLOWED = 10  # whatever their share, so that two bad files do not stop a folder of fifty
 SUBSTITUTES = 50  # images tried in place of a bad one
 PIECE = 64  # small images that a worker reads at a time
+SAMPLE = 32  # images, spread over the data set, that are looked at where looking at all would take too long
 SMALL = 128 * 128  # pixels of an image up to which worker processes read faster than threads
 
 
@@ -161,15 +162,35 @@ def fits(decoded: float, config: Config) -> bool:
     return decoded <= share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def sample(source: Source, count: int = 32) -> list[Tensor]:
-    """Up to `count` images uint8 (3, H, W) spread over the source; bad ones are left out."""
-    spread = np.unique(np.linspace(0, len(source) - 1, count).astype(int))
-    return [image for _, image in readable(source, spread)]
+def sample(source: Source) -> list[Tensor]:
+    """Some images uint8 (3, H, W) spread over the source; bad ones are left out."""
+    return [image for _, image in readable(source, _spread(source))]
 
 
 def sample_sizes(source: Source) -> list[tuple[int, int]]:
     """(height, width) of some images spread over the source."""
     return [(image.shape[1], image.shape[2]) for image in sample(source)]
+
+
+def _spread(source: Source) -> list[int]:
+    """The numbers of some images over the whole of a source."""
+    return sorted({int(index) for index in np.linspace(0, len(source) - 1, SAMPLE)})
+
+
+def try_images(source: Source, config: Config) -> None:
+    """Reads some images before an old run goes: those that are read while training may all be bad."""
+    attempt = Pieces(source).attempt
+    tried = [(index, attempt(index)) for index in _spread(source)]
+    bad = [Bad(source.describe(index), str(image)) for index, image in tried if isinstance(image, BadImage)]
+    check_bad(len(bad), len(tried), config, bad)
+
+
+def pixels_digest(source: Source) -> str:
+    """A digest of some images' pixels: names and sizes alone do not tell two folders of numbered images apart."""
+    digest = hashlib.sha256()
+    for index, image in readable(source, _spread(source)):
+        digest.update(f"{index} {tuple(image.shape)}".encode() + image.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | None, list[Bad]]:

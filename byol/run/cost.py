@@ -128,9 +128,12 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
         with counted(model.predictor) as predictor:
             if not hasattr(model.predictor, "ridge"):
                 model.predictor(projection)
-    one, more = sum(branch) / PROBE_IMAGES, sum(predictor) / PROBE_IMAGES
+        with counted(model.target or nn.Identity()) as other:
+            if model.target is not None:
+                model.target(view)
+    one, more, target = (sum(flops) / PROBE_IMAGES for flops in (branch, predictor, other))
     trained = 3 * (one + more) + (one if config.run.recompute else 0.0)
-    return one, 2 * trained + (2 * one if model.target is not None else 0.0)
+    return one, 2 * trained + 2 * target
 
 
 def memory(model: method.Method, config: Config, precision: str) -> Memory:

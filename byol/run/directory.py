@@ -6,26 +6,25 @@ images, chooses the config once, and yields a `Setup`, all that training needs.
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from byol import checkpoint, data, objectives, presets
 from byol.algorithm import Step
+from byol.checkpoint import Given
 from byol.config import Config, Plan, apply, declared, flatten, resolve
 from byol.data import loader
 from byol.data.address import is_remote, parse
 from byol.data.loader import Bad, BadList, Images
-from byol.data.source import BadImage, Source
+from byol.data.source import Source
 from byol.errors import BadData, DiskError, OutputBusy, UsageError
 from byol.networks import check_encoder
 from byol.parallel import processes
@@ -35,10 +34,12 @@ from byol.run.machine import Machine
 from byol.run.progress import say
 from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdict
 
+if TYPE_CHECKING:
+    from byol.run.given import Weights
+
 DIVERGED = "diverged.json"
 SKIPPED = "skipped.txt"
-WRITTEN = ("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, "neighbours.json", "report.html")
-SAMPLE = 32  # images, spread over the data set, that are looked at where looking at all would take too long
+WRITTEN = ("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, checkpoint.BEST, "neighbours.json", "report.html")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Setup:
     record_of_run: RunRecord
     bad: BadList
     classes: int  # of the watching classifier; 0: there is none
+    given: dict[str, Given] = field(default_factory=dict)  # weights to begin with, by config field
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
 
@@ -153,8 +155,10 @@ class Setup:
 
 
 @contextmanager
-def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
+def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Given] | None = None) -> Iterator[Setup]:
     """The run directory, held: begun anew, or continued when it holds the same run."""
+    from byol.run import given  # not when a module of the loop is loaded
+
     if processes.rank():
         yield _follow(request)
         return
@@ -162,7 +166,9 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
     source = data.open_source(request.asked.data, request.config.data)
     with files.only_writer(request.out):
         stored = _read_stored(request.out, overwrite)
-        config, reasons, place = _choose(request, source, stored)
+        begun_before = bool(stored and checkpoint.found(request.out / checkpoint.FOLDER))
+        weights = given.opened(request.config, stored, begun_before, request.out, read_weights)
+        config, reasons, place = _choose(request, source, stored, weights)
         here = {**machine.versions(), "threads": str(torch.get_num_threads())}
         processes.from_first(lambda: {"config": flatten(config), "machine": asdict(place)})
         images, plan = _prepare(source, config, place)
@@ -172,15 +178,17 @@ def open_run(request: Request, overwrite: bool) -> Iterator[Setup]:
             begun = _continued(request, stored, source)
         else:
             if overwrite:
-                _try_images(source, config)
+                loader.try_images(source, config)
             begun = _new_record(request, config, reasons, place, images, source)
+            begun = replace(begun, weights=weights.facts)
         begun = replace(begun, config=flatten(config), machine=place, processes=processes.world())
         processes.from_first(lambda: record.encode(begun))
         from byol.run.remembered import remember  # not when a module of the loop is loaded
 
         remember(begun, config.data)
         bad = BadList([], len(source), config, lambda bad: _write_skipped(request.out, bad))
-        yield Setup(request.out, config, plan, place, images, begun, bad, _classes(config, images), overwrite)
+        classes = _classes(config, images)
+        yield Setup(request.out, config, plan, place, images, begun, bad, classes, weights.given, overwrite)
 
 
 def _follow(request: Request) -> Setup:
@@ -229,7 +237,9 @@ def _read_stored(out: Path, overwrite: bool) -> RunRecord | None:
     return None
 
 
-def _choose(request: Request, source: Source, stored: RunRecord | None) -> tuple[Config, list[Reason], Machine]:
+def _choose(
+    request: Request, source: Source, stored: RunRecord | None, weights: Weights
+) -> tuple[Config, list[Reason], Machine]:
     """Config and machine of the run: the stored ones if the same is asked again, so that `auto` stays with its choice.
 
     Where a run of `auto` is to go on for other epochs, `auto` keeps all that it chose at first.
@@ -238,15 +248,15 @@ def _choose(request: Request, source: Source, stored: RunRecord | None) -> tuple
     before = _config(request.out, stored) if stored else Config()
     if stored and stored.request == asked:
         return before, stored.reasons, _machine(stored, before)
-    config, reasons = request.config, list[Reason]()
+    weights.refuse_contradictions(asked.overrides)
+    values, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
     if asked.preset == "auto":
         from byol.run.facts import facts  # only here is anything measured
 
-        kept = {}
         if stored and stored.request.preset == "auto":
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
-        seen = facts(len(source), loader.sample(source), request.config)
-        config, reasons = presets.compose("auto", asked.overrides, kept, record.NAME, seen)
+        seen = replace(facts(len(source), loader.sample(source), request.config), weights=weights.resolution)
+    config, reasons = presets.compose(asked.preset, values, kept, record.NAME, seen, weights.settings)
     return config, reasons, _machine(stored, before) if stored else machine.choose(config)
 
 
@@ -276,33 +286,12 @@ def _clear(out: Path) -> None:
         raise DiskError(f"Cannot remove the old run in {out}: {error.strerror}.") from None
 
 
-def _spread(source: Source) -> list[int]:
-    """The numbers of some images over the whole of a source."""
-    return sorted({int(index) for index in np.linspace(0, len(source) - 1, SAMPLE)})
-
-
-def _try_images(source: Source, config: Config) -> None:
-    """Reads some images before an old run goes: those that are read while training may all be bad."""
-    attempt = loader.Pieces(source).attempt
-    tried = [(index, attempt(index)) for index in _spread(source)]
-    bad = [Bad(source.describe(index), str(image)) for index, image in tried if isinstance(image, BadImage)]
-    loader.check_bad(len(bad), len(tried), config, bad)
-
-
-def _sample(source: Source) -> str:
-    """A digest of some images' pixels: names and sizes alone do not tell two folders of numbered images apart."""
-    digest = hashlib.sha256()
-    for index, image in loader.readable(source, _spread(source)):
-        digest.update(f"{index} {tuple(image.shape)}".encode() + image.numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _continued(request: Request, stored: RunRecord, source: Source) -> RunRecord:
     """The record of a run that goes on; its images may have been moved, but not exchanged for others of their names."""
     before, location = stored.data, request.location
     if before.location in ("", location):
         return stored
-    if is_remote(location) or before.sample != _sample(source):
+    if is_remote(location) or before.sample != loader.pixels_digest(source):
         raise OutputBusy(
             f"{request.out} holds the run on {before.location}, and {location} holds other images of the same names. "
             "Choose another --out, or --overwrite to start again."
@@ -358,7 +347,7 @@ def _new_record(
             in_memory=images.held_bytes > 0,
             fingerprint=images.fingerprint,
             location=request.location,
-            sample="" if is_remote(request.location) else _sample(source),
+            sample="" if is_remote(request.location) else loader.pixels_digest(source),
         ),
     )
 

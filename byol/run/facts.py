@@ -44,7 +44,7 @@ def seconds_an_image(sample: Sequence[Tensor], config: Config) -> float:
     machine.use(place)
     with torch.random.fork_rng():
         model = method.build(config.network, objective=config.objective).to(**place.placement(config))
-        step = cost.seconds_an_image(model, config, place, config.optim.batch)
+        step = cost.pace(model, config, place, config.optim.batch).seconds
     cut = seconds_of_views(sample, config)
     return step + cut if place.device.type == "cpu" else max(step, cut)
 

@@ -184,6 +184,7 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
         f"  images    {plan.images} from {images.source.name}, {where}; {left_out}; {labels}",
         f"  encoder   {config.network.encoder} width {config.network.width:g}, {encoder:,} parameters, "
         f"{config.data.resolution} px",
+        *start_lines(setup),
         f"  steps     {plan.steps} of {plan.batch} images{split} = {config.optim.epochs:g} epochs, "
         f"{plan.warmup_steps} of warm-up",
         f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} "
@@ -194,6 +195,21 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
         f"  time      about {duration(needed.seconds)} ({needed.images_per_second:.0f} images/s without loading)",
         *shorter(setup, needed.seconds),
     ]
+
+
+def start_lines(setup: Setup) -> list[str]:
+    """Which weights a run begins from, and what of them learns when."""
+    config, plan = setup.config, setup.plan
+    lines = [
+        f"  {'start' if name == 'network.init' else 'target':<9} {facts.place} ({facts.origin}; digest {facts.digest})"
+        for name, facts in setup.record_of_run.weights.items()
+    ]
+    how = [f"heads alone for {plan.head_steps} steps"] if plan.head_steps else []
+    if config.optim.encoder_lr != 1 or config.optim.layer_decay != 1:
+        decay = f", {config.optim.layer_decay:g} times that a block deeper" if config.optim.layer_decay != 1 else ""
+        how.append(f"encoder at {config.optim.encoder_lr:g} of the rate{decay}")
+    how += ["normalization alone"] if config.optim.norm_only else []
+    return lines + ([f"  learns    {'; '.join(how)}"] if how else [])
 
 
 def shorter(setup: Setup, seconds: float) -> list[str]:
@@ -219,7 +235,7 @@ def target_in_words(config: Config) -> str:
         "moving-average": f"tau from {config.optim.tau:g} {end}",
         "stop-gradient": "the online network, its gradient stopped",
         "online": "the online network, its gradient flowing",
-        "fixed": "a fixed random network",
+        "fixed": "a fixed random network" if config.network.target_init in ("independent", "same") else "fixed",
     }[config.network.target]
 
 

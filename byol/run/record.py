@@ -54,6 +54,16 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
+class WeightsFacts:
+    """Weights that a run began from, by which other weights at the same place are known."""
+
+    place: str
+    origin: str
+    digest: str
+    resolution: int
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What the plan expected the run to need; memory is one process's."""
 
@@ -102,6 +112,7 @@ class RunRecord:
     estimate: Estimate | None = None
     sessions: list[Session] = field(default_factory=list)
     verdict: Verdict | None = None
+    weights: dict[str, WeightsFacts] = field(default_factory=dict)  # by config field: network.init, network.target_init
 
 
 def read_run(out: Path) -> RunRecord:

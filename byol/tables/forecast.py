@@ -30,7 +30,7 @@ def forecast(cells: Sequence[Cell], images: int) -> dict[str, float]:
     config = configs[timed]
     place = machine.choose(config)
     method = build(config.network, 0, config.objective).to(**place.placement(config))
-    seconds = cost.seconds_an_image(method, config, place, config.optim.batch // config.optim.accumulate)
+    seconds = cost.pace(method, config, place, config.optim.batch // config.optim.accumulate).seconds
     rate = _an_image(config)[1] / seconds
     return {key: operations / rate for key, operations in work.items()}
 

@@ -225,7 +225,7 @@ def _copied(source: Path, copy: Path) -> None:
 
 PREPARED = (
     *(".report.html.tmp", "report.html", ".run.json.tmp", ".lock", ".holder", "skipped.txt", "diverged.json"),
-    *("metrics.jsonl", ".metrics.jsonl.tmp", "encoder.safetensors", "neighbours.json"),
+    *("metrics.jsonl", ".metrics.jsonl.tmp", "encoder.safetensors", "best.safetensors", "neighbours.json"),
 )
 FOLDERS = ("checkpoints", "evaluations", "evaluations/images", "tensorboard", "features")
 
