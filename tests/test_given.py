@@ -4,6 +4,7 @@ look, and a fixed target of another shape."""
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,16 +188,19 @@ def test_what_learns_and_how_fast() -> None:
 
 def test_auto_goes_on_gently_and_says_why() -> None:
     """Breaks if `auto` treats given weights as noise, overrides what was asked for, or chooses without a reason."""
-    facts = Facts(images=3000, side=240, cores=2, memory=8.0, accelerator=False, weights=64)
+    facts = Facts(images=3000, side=240, cores=2, memory=8.0, accelerator=False, seconds=lambda _: 0.001, weights=64)
     settled = {"network.encoder": "resnet34", "network.width": 0.5, "network.target_init": "same"}
     config, reasons = compose("auto", {"optim.encoder_lr": 0.1}, {}, "", facts, settled)
     assert (config.network.encoder, config.network.width, config.network.target_init) == ("resnet34", 0.5, "same")
     assert config.data.resolution == 64
     assert config.optim.encoder_lr == 0.1
     assert config.optim.head_epochs > 0
-    scratch, _ = compose("auto", {}, {}, "", Facts(3000, 240, 2, 8.0, False))
-    assert config.optim.lr < scratch.optim.lr
+    scratch, _ = compose("auto", {}, {}, "", replace(facts, weights=0))
     assert config.optim.epochs < scratch.optim.epochs
+    assert (config.objective.name, config.optim.optimizer) == ("byol", "lars")  # for which the rate below is meant
+    assert config.optim.lr == 0.4
+    timed, _ = compose("auto", {"run.budget": "20m"}, {}, "", facts, settled)
+    assert timed.optim.epochs * 3000 * 0.001 == pytest.approx(20 * 60, rel=0.01)
     chosen = {reason.field: reason.value for reason in reasons}
     assert {"data.resolution", "optim.epochs", "optim.lr", "optim.head_epochs"} <= chosen.keys()
     assert "optim.encoder_lr" not in chosen

@@ -132,7 +132,7 @@ def test_an_old_run_stays_until_the_new_one_has_begun(
         def stop(*_: Any) -> None:
             raise Interrupted("stopped")
 
-        monkeypatch.setattr(planning, "estimate", stop)
+        monkeypatch.setattr(planning.cost, "pace", stop)
     with pytest.raises(error):
         train(images, run, overrides={"run.seed": 1} | overrides, overwrite=True)
     assert contents(run) == before
