@@ -171,7 +171,8 @@ def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, 
     The most detailed shape of views and network is chosen whose steps, timed here, are enough in the time.
     """
     choices = Choices(facts, dict(asked or {}))
-    budget = seconds_of(choices.asked.get("run.budget", "")) or DEFAULT_SECONDS[facts.accelerator]
+    time = choices.get("run.budget", "")
+    budget = seconds_of(time) if time else DEFAULT_SECONDS[facts.accelerator]
     shapes = _shapes(choices)
     for place, shape in enumerate(shapes):
         config = _planned(choices, shape)
@@ -321,15 +322,14 @@ def _auto_batch(facts: Facts, resolution: int) -> int:
 
 
 def seconds_of(budget: str, where: str = "run.budget") -> float:
-    """The seconds of a time such as 90s, 15m or 2h; 0 of none."""
-    if not budget:
-        return 0.0
+    """`90s`, `15m` or `1.5h` in seconds."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(budget[-1:])
     try:
-        seconds = float(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]]
-    except (ValueError, KeyError):
-        seconds = math.nan
-    if not 1 <= seconds <= 1e9:
-        raise UsageError(f"{where} is a time of at least a second, such as 90s, 15m or 2h, not {budget!r}.")
+        seconds = float(budget[:-1]) * factor if factor else float(budget)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 1e9:
+        raise UsageError(f"{where} should be a time such as 90s, 20m or 2h, not '{budget}'.")
     return seconds
 
 
@@ -352,9 +352,10 @@ def compose(
     else:
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
     config = apply(apply(config, file_values, file, check=False), overrides, "flags")
-    seconds_of(config.run.budget)
-    if config.run.budget and preset != "auto":
-        raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
+    if config.run.budget:
+        seconds_of(config.run.budget)
+        if preset != "auto":
+            raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
     return config, reasons
 
 

@@ -90,11 +90,10 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
 
 def shorter(setup: Setup, seconds: float) -> list[str]:
     """How to end a long run that `auto` chose earlier."""
-    epochs, asked = setup.config.optim.epochs, setup.record_of_run.request
-    few = max(1, int(epochs * SHORT_SECONDS / max(seconds, 1.0)))
-    if asked.preset != "auto" or "optim.epochs" in asked.overrides or few >= epochs / 2:
+    asked = setup.record_of_run.request
+    if asked.preset != "auto" or asked.overrides.keys() & {"optim.epochs", "run.budget"} or seconds < 2 * SHORT_SECONDS:
         return []
-    return [f"  shorter   --optim.epochs {few} takes about {duration(few / epochs * seconds)}"]
+    return [f"  shorter   --budget {SHORT_SECONDS / 60:g}m plans for {duration(SHORT_SECONDS)}"]
 
 
 def target_in_words(config: Config) -> str:
