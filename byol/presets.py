@@ -285,8 +285,9 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
     steps = passes * facts.images / batch
-    why = f"about {steps:,.0f} steps, timed here at {1000 * timing.seconds * batch:.3g} ms for {batch} images"
-    choices.say("optim.epochs", passes, f"{why}, of {timing.budget / 60:.3g} minutes, at most {MOST_PASSES:,} passes")
+    step = f"{1000 * timing.seconds * batch:.3g} ms"
+    why = f"about {steps:,.0f} steps of {step}, as timed here, in {timing.budget / 60:.3g} minutes"
+    choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
     choices.say("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")

@@ -265,7 +265,7 @@ def test_auto_says_how_much_work_it_chose() -> None:
         facts = Facts(images=images, side=375, **machine)
         config, reasons = auto(facts)
         (epochs,) = [reason.why for reason in reasons if reason.field == "optim.epochs"]
-        stated = re.search(r"about ([\d,]+) steps, timed here at ([\d.e+]+) ms", epochs)
+        stated = re.search(r"about ([\d,]+) steps of ([\d.e+]+) ms, as timed here", epochs)
         assert stated
         assert int(stated[1].replace(",", "")) == pytest.approx(resolve(config, images).steps, rel=0.01)
         assert float(stated[2]) == pytest.approx(1000 * facts.seconds(config) * config.optim.batch, rel=0.01)
