@@ -143,8 +143,11 @@ def test_auto_chooses_around_what_is_asked_for() -> None:
     assert (long.optim.tau, long.optim.warmup_epochs) == (0.995, 50)
     assert not any(reason.field == "optim.epochs" for reason in reasons)
     plain, reasons = compose("auto", {"objective.name": "byol"}, {}, facts=facts)
-    assert plain.objective.name == "byol"
+    assert plain.objective == Objective()
     assert not any(reason.field == "objective.fade" for reason in reasons)
+    plain, _ = compose("auto", {"objective.normalization": "layer", "optim.optimizer": "lars"}, {}, facts=facts)
+    assert plain.objective == Objective(normalization="layer")
+    assert plain.optim.lr == PRESETS["cifar10-cpu"]().optim.lr  # that of adamw would hardly move a weight
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("20", 20)])
