@@ -282,10 +282,11 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     small = config.network.small_images
     why = f"{'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px"
     choices.say("network.small_images", small, why)
-    why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
+    cores = f"{facts.cores} CPU core{'s' * (facts.cores > 1)}"
+    why = f"{'one GPU' if facts.accelerator else cores}, {facts.images} images"
     choices.say("network.encoder", config.network.encoder, why)
     choices.say("network.width", config.network.width, why)
-    why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and several steps an epoch"
+    why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and at most half of the images"
     choices.say("optim.batch", batch, why)
     passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
@@ -321,9 +322,9 @@ def _most(facts: Facts) -> int:
 
 
 def _auto_batch(facts: Facts, resolution: int) -> int:
-    """A power of two: no more than memory holds (about 60 MB an image at 224 px), at least 8 steps an epoch."""
+    """A power of two: no more than memory holds (about 60 MB an image at 224 px) or half of the images."""
     fits = facts.memory * 0.5 * 1024 / (60 * (resolution / 224) ** 2)
-    most = max(min(float(_most(facts)), fits, facts.images / 8), min(8, facts.images))
+    most = max(min(float(_most(facts)), fits, facts.images / 2), min(8, facts.images))
     return int(2 ** math.floor(math.log2(most)))
 
 
