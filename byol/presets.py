@@ -154,15 +154,15 @@ def cifar10_cpu() -> Config:
 
 
 def fast(config: Config) -> Config:
-    """The recipe that learned fastest where compute is small (results/fast-recipes.json), instead of a config's own.
+    """A config with the recipe that learned fastest where compute is small (results/fast-recipes.json).
 
     Negatives keep images apart in the first steps, in which BYOL alone loses the rank of its representation, and fade
-    out over the first 70 % of the run, which ends as BYOL. AdamW, whose weight decay and betas are torch's.
+    out over the first 70 % of the run, which ends as BYOL. AdamW in place of LARS.
     """
     return replace(
         config,
         objective=Objective(name="info-nce", fade=0.7),
-        optim=replace(config.optim, optimizer="adamw", lr=0.004),
+        optim=replace(config.optim, optimizer="adamw", lr=0.004, predictor_lr=1.0, trust_coefficient=1e-3),
     )
 
 
@@ -172,7 +172,8 @@ def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, 
     The most detailed shape of views and network is chosen whose steps, timed here, are enough in the time.
     """
     choices = Choices(facts, dict(asked or {}))
-    budget = seconds_of(choices.asked.get("run.budget", "")) or DEFAULT_SECONDS[facts.accelerator]
+    time = choices.get("run.budget", "")
+    budget = seconds_of(time) if time else DEFAULT_SECONDS[facts.accelerator]
     shapes = _shapes(choices)
     for place, shape in enumerate(shapes):
         config = _planned(choices, shape)
@@ -261,7 +262,12 @@ def _planned(choices: Choices, shape: Shape) -> Config:
     optim = Optim(weight_decay=1e-6, batch=choices.get("optim.batch", _auto_batch(facts, resolution)))
     views = small_views() if resolution <= 64 else Views()
     run = Runtime(device=choices.get("run.device", "auto"), precision=choices.get("run.precision", "auto"))
-    return fast(Config(data=data, views=views, network=network, optim=optim, run=run))
+    config = fast(Config(data=data, views=views, network=network, optim=optim, run=run))
+    if choices.get("objective.name", "info-nce") != "info-nce" or choices.get("objective.normalization", "l2") != "l2":
+        config = replace(config, objective=Objective())
+    if choices.get("optim.optimizer", "adamw") != "adamw":  # whose rates are others; those of cifar10-cpu
+        config = replace(config, optim=replace(config.optim, lr=0.4, trust_coefficient=0.005, predictor_lr=10.0))
+    return config
 
 
 def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config, list[Reason]]:
@@ -277,20 +283,22 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     small = config.network.small_images
     why = f"{'a 3x3 stem keeps' if small else 'the 7x7 stem suits'} {resolution} px"
     choices.say("network.small_images", small, why)
-    why = f"{'one GPU' if facts.accelerator else f'{facts.cores} CPU cores'}, {facts.images} images"
+    cores = f"{facts.cores} CPU core{'s' * (facts.cores > 1)}"
+    why = f"{'one GPU' if facts.accelerator else cores}, {facts.images} images"
     choices.say("network.encoder", config.network.encoder, why)
     choices.say("network.width", config.network.width, why)
-    why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and several steps an epoch"
+    why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and at most half of the images"
     choices.say("optim.batch", batch, why)
     passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
     steps = passes * facts.images / batch
-    why = f"about {steps:,.0f} steps, timed here at {1000 * timing.seconds * batch:.3g} ms for {batch} images"
-    choices.say("optim.epochs", passes, f"{why}, of {timing.budget / 60:.3g} minutes, at most {MOST_PASSES:,} passes")
+    step = f"{1000 * timing.seconds * batch:.3g} ms"
+    why = f"about {steps:,.0f} steps of {step}, as timed here, in {timing.budget / 60:.3g} minutes"
+    choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
     choices.say("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")
-    if choices.get("objective.name", "info-nce") == "info-nce":
+    if config.objective.fade:
         why = "negatives keep the rank in the first steps and fade, so that the run ends as BYOL"
         choices.say("objective.fade", config.objective.fade, why)
     tau = choices.get("optim.tau", round(decay, 4))
@@ -315,9 +323,9 @@ def _most(facts: Facts) -> int:
 
 
 def _auto_batch(facts: Facts, resolution: int) -> int:
-    """A power of two: no more than memory holds (about 60 MB an image at 224 px), at least 8 steps an epoch."""
+    """A power of two: no more than memory holds (about 60 MB an image at 224 px) or half of the images."""
     fits = facts.memory * 0.5 * 1024 / (60 * (resolution / 224) ** 2)
-    most = max(min(float(_most(facts)), fits, facts.images / 8), min(8, facts.images))
+    most = max(min(float(_most(facts)), fits, facts.images / 2), min(8, facts.images))
     return int(2 ** math.floor(math.log2(most)))
 
 
@@ -352,15 +360,14 @@ def _auto_init(choices: Choices) -> dict[str, Any]:
 
 
 def seconds_of(budget: str, where: str = "run.budget") -> float:
-    """The seconds of a time such as 90s, 15m or 2h; 0 of none."""
-    if not budget:
-        return 0.0
+    """`90s`, `15m` or `1.5h` in seconds."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(budget[-1:])
     try:
-        seconds = float(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]]
-    except (ValueError, KeyError):
-        seconds = math.nan
-    if not 1 <= seconds <= 1e9:
-        raise UsageError(f"{where} is a time of at least a second, such as 90s, 15m or 2h, not {budget!r}.")
+        seconds = float(budget[:-1]) * factor if factor else float(budget)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 1e9:
+        raise UsageError(f"{where} should be a time such as 90s, 20m or 2h, not '{budget}'.")
     return seconds
 
 
@@ -389,9 +396,10 @@ def compose(
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
     config = apply(config, weights or {}, "weights", check=False)
     config = apply(apply(config, file_values, file, check=False), overrides, "flags")
-    seconds_of(config.run.budget)
-    if config.run.budget and preset != "auto":
-        raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
+    if config.run.budget:
+        seconds_of(config.run.budget)
+        if preset != "auto":
+            raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
     return config, reasons
 
 

@@ -143,20 +143,23 @@ def test_auto_chooses_around_what_is_asked_for() -> None:
     assert (long.optim.tau, long.optim.warmup_epochs) == (0.995, 50)
     assert not any(reason.field == "optim.epochs" for reason in reasons)
     plain, reasons = compose("auto", {"objective.name": "byol"}, {}, facts=facts)
-    assert plain.objective.name == "byol"
+    assert plain.objective == Objective()
     assert not any(reason.field == "objective.fade" for reason in reasons)
+    plain, _ = compose("auto", {"objective.normalization": "layer", "optim.optimizer": "lars"}, {}, facts=facts)
+    assert plain.objective == Objective(normalization="layer")
+    assert plain.optim.lr == PRESETS["cifar10-cpu"]().optim.lr  # that of adamw would hardly move a weight
 
 
-@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("", 0)])
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("20", 20)])
 def test_times(text: str, expected: float) -> None:
     """Breaks if a unit is another one."""
     assert presets.seconds_of(text) == expected
 
 
-@pytest.mark.parametrize("text", ["15", "m", "1d", "-5m", "0s", "nanm", "1e999s", "5 min"])
+@pytest.mark.parametrize("text", ["m", "1d", "-5m", "0s", "nanm", "1e999s", "5 min"])
 def test_a_time_that_is_none(text: str) -> None:
-    """Breaks if a number without a unit is guessed at, or no time at all plans an empty run."""
-    with pytest.raises(UsageError, match=r"run\.budget is a time"):
+    """Breaks if what is no time, or none at all, plans an empty run or one without end."""
+    with pytest.raises(UsageError, match=r"run\.budget should be a time"):
         compose("auto", {"run.budget": text}, {})
 
 
@@ -265,7 +268,7 @@ def test_auto_says_how_much_work_it_chose() -> None:
         facts = Facts(images=images, side=375, **machine)
         config, reasons = auto(facts)
         (epochs,) = [reason.why for reason in reasons if reason.field == "optim.epochs"]
-        stated = re.search(r"about ([\d,]+) steps, timed here at ([\d.e+]+) ms", epochs)
+        stated = re.search(r"about ([\d,]+) steps of ([\d.e+]+) ms, as timed here", epochs)
         assert stated
         assert int(stated[1].replace(",", "")) == pytest.approx(resolve(config, images).steps, rel=0.01)
         assert float(stated[2]) == pytest.approx(1000 * facts.seconds(config) * config.optim.batch, rel=0.01)

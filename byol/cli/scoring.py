@@ -11,6 +11,7 @@ from byol.cli.app import TRAIN, USE, PlaceFlags, SpecFlags, app, given_values, p
 from byol.config import apply
 from byol.errors import UsageError
 from byol.evals.spec import Specs, chosen_protocols
+from byol.presets import seconds_of
 from byol.run import output
 
 
@@ -83,7 +84,7 @@ def evaluate(
     cache
         Where features are kept; the user's cache directory when left out.
     """
-    seconds = _seconds(budget) if budget else float("inf")
+    seconds = seconds_of(budget, "--budget") if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
     settings = place_settings(place)
     if seeds < 1:
@@ -106,15 +107,3 @@ def evaluate(
         cache=cache,
         settings=settings,
     )
-
-
-def _seconds(text: str) -> float:
-    """`90s`, `20m` or `1.5h` in seconds."""
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    try:
-        seconds = float(text[:-1]) * factor if factor else float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"--budget should be a time such as 90s, 20m or 2h, not '{text}'.")
-    return seconds

@@ -20,7 +20,6 @@ from byol.run import cost, files, machine
 from byol.run.cost import Cost, Device, Memory, Pace
 from byol.run.directory import Setup
 from byol.run.machine import Machine
-from byol.run.monitor import FEW_STEPS
 from byol.run.progress import bar, duration, say
 from byol.run.record import Estimate
 
@@ -213,20 +212,11 @@ def start_lines(setup: Setup) -> list[str]:
 
 
 def shorter(setup: Setup, seconds: float) -> list[str]:
-    """How to end a long run that `auto` chose earlier and still learn something, or that there is no such way."""
-    epochs, asked, plan = setup.config.optim.epochs, setup.record_of_run.request, setup.plan
-    few = max(1, int(epochs * SHORT_SECONDS / max(seconds, 1.0)))
-    if asked.preset != "auto" or "optim.epochs" in asked.overrides or few >= epochs / 2:
+    """How to end a long run that `auto` chose earlier."""
+    asked = setup.record_of_run.request
+    if asked.preset != "auto" or asked.overrides.keys() & {"optim.epochs", "run.budget"} or seconds < 2 * SHORT_SECONDS:
         return []
-    least = math.ceil(FEW_STEPS / plan.steps_per_epoch)  # epochs
-    if few >= least:
-        return [f"  shorter   --optim.epochs {few} takes about {duration(few / epochs * seconds)}"]
-    rarely = f"fewer than {FEW_STEPS} steps rarely learn anything"
-    if least < epochs / 2:
-        return [f"  shorter   --optim.epochs {least} takes about {duration(least / epochs * seconds)}; {rarely}"]
-    return [
-        f"  shorter   this time is as short as it gets: {rarely}. A lower --data.resolution makes each step quicker"
-    ]
+    return [f"  shorter   --budget {SHORT_SECONDS / 60:g}m plans for {duration(SHORT_SECONDS)}"]
 
 
 def target_in_words(config: Config) -> str:

@@ -34,6 +34,8 @@ FLAGS: list[tuple[str, str]] = [
     ("pretrain --optim.lr=-1", "optim.lr|at least 0"),
     ("pretrain --optim.lr=nan", "optim.lr|at least 0"),
     ("pretrain --optim.lr=inf", "optim.lr|at least 0"),
+    ("pretrain --budget soon", "run.budget|20m|soon"),
+    ("pretrain --preset cifar10 --budget 15m", "run.budget|auto|optim.epochs"),
     ("pretrain --optim.tau=1.5", "optim.tau|at most 1"),
     ("pretrain --data.holdout=0.9", "data.holdout|at most 0.5"),
     ("pretrain --data.resolution=4", "data.resolution|at least 8"),

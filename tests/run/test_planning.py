@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import byol
-from byol.config import Config, Optim, apply, resolve
+from byol.config import Config, apply
 from byol.errors import UsageError
 from byol.method import Method
 from byol.run import cost, machine, planning, progress
@@ -132,21 +132,18 @@ def test_all_threads_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("epochs", "seconds", "hint"),
+    ("asked", "seconds", "hint"),
     [
-        (100.0, 6000.0, "--optim.epochs 10 takes about 10m00s"),  # 10 epochs are 1,000 steps
-        (100.0, 60000.0, "--optim.epochs 5 takes about 50m00s; fewer than 500 steps"),
-        (8.0, 6000.0, "as short as it gets: fewer than 500 steps"),
-        (100.0, 700.0, ""),
+        ({}, 6000.0, "--budget 10m"),
+        ({}, 700.0, ""),
+        ({"run.budget": "90m"}, 5400.0, ""),
+        ({"optim.epochs": 100.0}, 6000.0, ""),
     ],
 )
-def test_a_shorter_run_still_learns(epochs: float, seconds: float, hint: str) -> None:
-    """Breaks if the plan's hint leads to fewer steps than a verdict calls too few."""
-    config = Config(optim=Optim(epochs=epochs, batch=10))
-    asked = types.SimpleNamespace(preset="auto", overrides={})
-    setup: Any = types.SimpleNamespace(
-        config=config, plan=resolve(config, 1000), record_of_run=types.SimpleNamespace(request=asked)
-    )
+def test_a_shorter_run_is_planned_anew(asked: dict[str, Any], seconds: float, hint: str) -> None:
+    """Breaks if the plan's hint cuts epochs, and with them the steps, instead of planning a quicker shape."""
+    request = types.SimpleNamespace(preset="auto", overrides=asked)
+    setup: Any = types.SimpleNamespace(record_of_run=types.SimpleNamespace(request=request))
     lines = planning.shorter(setup, seconds)
     assert hint in "".join(lines)
     assert bool(lines) == bool(hint)
