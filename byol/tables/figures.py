@@ -66,7 +66,7 @@ def _parameters(record: TableRecord) -> Any:
     """Accuracy against millions of parameters (Figures 1 and 6)."""
     figure, (axis,) = _axes(record)
     for colour, title in enumerate(c.title for c in record.columns if "Top-1" in c.title):
-        rows = sorted(record.rows, key=lambda row: row.x)
+        rows = sorted((row for row in record.rows if row.x), key=lambda row: row.x)
         for style, name in (("o-", "ours"), ("D:", "paper")):
             points = [(row.x, _value(row, title, name)) for row in rows]
             drawn = [(x, y) for x, y in points if y is not None]
@@ -78,21 +78,24 @@ def _parameters(record: TableRecord) -> Any:
 
 
 def _labels(record: TableRecord) -> Any:
-    """Top-1 against the share of labels, a line a row (Figures 4 and 5)."""
-    figure, (axis,) = _axes(record)
-    for colour, row in enumerate(record.rows):
-        for start, dash in (("Top-1", "-"), ("from scratch", "--")):
-            columns = [column for column in record.columns if column.title.startswith(start)]
-            for marker, name in (("o", "ours"), ("D", "paper")):
-                points = [(column.x, _value(row, column.title, name)) for column in columns]
-                drawn = sorted((x, y) for x, y in points if y is not None)
-                if drawn:
-                    style = {"marker": marker, "linestyle": dash if name == "ours" else ":", "color": f"C{colour}"}
-                    label = f"{row.label}{', from scratch' * (dash == '--')}, {name}"
-                    axis.plot([x for x, _ in drawn], [y for _, y in drawn], label=label, **style)
-    axis.set_xscale("log")
-    axis.set(xlabel="labels used, %", ylabel="Top-1, %")
-    _legend(axis)
+    """Top-1, and on the right top-5, against the share of labels, a line a row (Figures 4 and 5)."""
+    titles = [column.title for column in record.columns]
+    kinds = [kind for kind in ("Top-1", "Top-5") if any(title.startswith(kind) for title in titles)]
+    figure, axes = _axes(record, len(kinds))
+    for axis, kind in zip(axes, kinds, strict=True):
+        for colour, row in enumerate(record.rows):
+            for what, dash in ((kind, "-"), (f"{kind} from scratch", "--")):
+                columns = [column for column in record.columns if column.title.partition(",")[0] == what]
+                for marker, name in (("o", "ours"), ("D", "paper")):
+                    points = [(column.x, _value(row, column.title, name)) for column in columns]
+                    drawn = sorted((x, y) for x, y in points if y is not None)
+                    if drawn:
+                        style = {"marker": marker, "linestyle": dash if name == "ours" else ":", "color": f"C{colour}"}
+                        label = f"{row.label}{', from scratch' * (dash == '--')}, {name}"
+                        axis.plot([x for x, _ in drawn], [y for _, y in drawn], label=label, **style)
+        axis.set_xscale("log")
+        axis.set(xlabel="labels used, %", ylabel=f"{kind}, %")
+        _legend(axis)
     return figure
 
 

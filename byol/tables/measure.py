@@ -65,6 +65,7 @@ def with_labels(cell: Cell, evaluation: Evaluation) -> Verdict:
     """The protocol of supervised training keeps the encoder that it trains: the row's own."""
     if not (cell.run / checkpoint.ENCODER).exists():
         task = open_data(evaluation.protocol, evaluation.on, _random(cell).config.data, evaluation.settings())
+        cell.run.mkdir(exist_ok=True)
         session = Session(seed=cell.seed, out=cell.run)
         run_protocol(evaluation.protocol, _random(cell), task, evaluation.settings(), session)
     return Verdict("supervised", "Trained with labels.")
@@ -108,7 +109,9 @@ def _random(cell: Cell) -> Encoder:
 
 def _score(cell: Cell, encoder: Encoder, evaluation: Evaluation, cache: Path) -> dict[str, float]:
     task = open_data(evaluation.protocol, evaluation.on, encoder.config.data, evaluation.settings())
-    session = Session(seed=cell.seed, cache=cache, out=cell.out / "evaluations" / cell.key / evaluation.name)
+    out = cell.out / "evaluations" / cell.key / evaluation.name
+    out.mkdir(parents=True, exist_ok=True)
+    session = Session(seed=cell.seed, cache=cache, out=out)
     return run_protocol(evaluation.protocol, encoder, task, evaluation.settings(), session).test
 
 

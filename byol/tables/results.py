@@ -203,8 +203,8 @@ FEW_LABELS = Table(
     (
         *(few(share) for share in FRACTIONS),
         *(few(share, "top5") for share in FRACTIONS),
-        *(few(share, "scratch top1", f"from scratch, {share}") for share in FRACTIONS),
-        *(few(share, "scratch top5", f"from scratch, top-5, {share}") for share in FRACTIONS),
+        *(few(share, "scratch top1", f"Top-1 from scratch, {share}") for share in FRACTIONS),
+        *(few(share, "scratch top5", f"Top-5 from scratch, {share}") for share in FRACTIONS),
     ),
     (
         Row("BYOL", last("77.7", "93.9", "-", "-"), least="night", group="BYOL"),
