@@ -83,7 +83,7 @@ def evaluate(
     cache
         Where features are kept; the user's cache directory when left out.
     """
-    seconds = _seconds(budget) if budget else float("inf")
+    seconds = seconds_of(budget) if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
     settings = place_settings(place)
     if seeds < 1:
@@ -108,7 +108,7 @@ def evaluate(
     )
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
     """`90s`, `20m` or `1.5h` in seconds."""
     factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
