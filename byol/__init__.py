@@ -1,7 +1,7 @@
 """BYOL — Bootstrap Your Own Latent: self-supervised learning of image representations.
 
-`byol.pretrain(data, out, preset=…, overrides=…)`, `byol.load_encoder(path)` and `byol.embed(path, data)` are loaded
-when first used, so that `import byol` and every config error stay quick.
+`byol.pretrain(data, out, preset=…, overrides=…)`, `byol.load_encoder(path)`, `byol.embed(path, data)` and
+`byol.load_model(path)` are loaded when first used, so that `import byol` and every config error stay quick.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["embed", "load_encoder", "pretrain"]
+__all__ = ["embed", "load_encoder", "load_model", "pretrain"]
 
 if TYPE_CHECKING:
     from byol.evals.features import embed as embed
+    from byol.models.model import load_model as load_model
     from byol.pretraining import pretrain as pretrain
     from byol.weights.imports import load_encoder as load_encoder
 
-_HOME = {"pretrain": "byol.pretraining", "load_encoder": "byol.weights.imports", "embed": "byol.evals.features"}
+_HOME = {
+    "pretrain": "byol.pretraining",
+    "load_encoder": "byol.weights.imports",
+    "load_model": "byol.models.model",
+    "embed": "byol.evals.features",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -65,7 +65,7 @@ def save(directory: Path, state: State, keep: int) -> Path:
     for param, slots in state.optimizer.state.items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
-    content = _content(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
+    content = as_file(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     write_atomically(path, content)
     for old in [*found(directory)[keep:], *_cut_short(directory)]:
@@ -74,7 +74,7 @@ def save(directory: Path, state: State, keep: int) -> Path:
     return path
 
 
-def _content(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
+def as_file(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
     """A safetensors file, the same bytes for the same values: safetensors writes its header in an order of chance."""
     content: bytes = save_tensors(tensors, header)
     end = 8 + int.from_bytes(content[:8], "little")
@@ -192,7 +192,7 @@ def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
         for name, value in encoder.state_dict().items()
     }
-    write_atomically(path, _content(tensors, header))
+    write_atomically(path, as_file(tensors, header))
 
 
 def encoder_path(path: str | Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
-from byol.cli import cluster, help, images, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
+from byol.cli import cluster, help, images, models, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
 from byol.errors import (
     KILLED,

@@ -16,14 +16,14 @@ from byol.run import output
 def report(
     *runs: Path, out: Annotated[Path | None, Parameter(alias="-o")] = None, images: int = 5000, data: str = ""
 ) -> None:
-    """Write one HTML page about a run, or several side by side.
+    """Write one HTML page about a run, several runs or a model.
 
     The page holds everything it shows, loads nothing and opens offline.
 
     Parameters
     ----------
     runs
-        Run directories.
+        Run directories, or one model of `byol fit`.
     out
         The file to write; RUN/report.html when left out, ./report.html for several runs.
     images
@@ -42,6 +42,14 @@ def report(
     if place.suffix not in (".html", ".htm"):
         raise UsageError(f"--out must name an .html file, not {place}.")
     output.check_file(place)
+    models = [run for run in runs if (run / "model.json").is_file()]
+    if models:
+        if len(runs) > 1:
+            raise UsageError(f"{models[0]} is a model: name it alone, as in byol report MODEL.")
+        from byol.report.model import report as describe
+
+        describe(models[0], place, data)
+        return
     from byol.report.build import report as write
 
     write(list(dict.fromkeys(runs)), place, images, data)

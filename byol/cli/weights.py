@@ -54,27 +54,33 @@ def import_(
 def export(
     run: Path,
     *,
-    to: Literal["torchvision", "timm", "safetensors", "onnx", "huggingface"],
+    to: Literal["torchvision", "timm", "safetensors", "onnx", "huggingface", "torch-export"],
     out: Annotated[Path, Parameter(alias="-o")],
 ) -> None:
-    """Write an encoder for torchvision, timm, ONNX or the hub.
+    """Write an encoder or a model for other libraries.
 
-    The written file is loaded again, and its features are compared, before the command succeeds.
+    The written file is loaded again, and its features or answers are compared, before the command succeeds.
 
     Parameters
     ----------
     run
-        A run directory or an encoder.safetensors file.
+        A run directory, an encoder.safetensors file, or a model of `byol fit`.
     to
-        torchvision (.pth), timm (.safetensors), safetensors (byol's own), onnx (extra: onnx), or huggingface (a folder
-        with weights, config and model card).
+        torchvision (.pth), timm (.safetensors), onnx (extra: onnx); of an encoder also safetensors (byol's own) and
+        huggingface (a folder with weights, config and model card), of a model also torch-export (.pt2).
     out
         The file or folder to write.
     """
     (output.check_folder if to == "huggingface" else output.check_file)(out)
-    from byol.weights.exports import export as write
+    if (run / "model.json").is_file():
+        from byol.models.exports import export as write
 
+        what = "answers"
+    else:
+        from byol.weights.exports import export as write
+
+        what = "features"
     done = write(run, to, out)
-    what = "features equal" if not done.difference else f"features off by {done.difference:.1e} (relative)"
+    what += " equal" if not done.difference else f" off by {done.difference:.1e}"
     tell(f"{out}: written, loaded again, {what}. To use it:\n")
     tell("\n".join(done.lines))

@@ -120,6 +120,10 @@ class Held:
     def _read(self) -> Iterator[Chunk]:
         return centre_crops(self.source, self.encoder.resolution, self.workers)
 
+    def readable(self) -> list[int]:
+        """The positions of the images that could be read."""
+        return [i for chunk in (self.chunks if self.chunks is not None else self._read()) for i in chunk.indices]
+
     def predict(self, model: nn.Module) -> tuple[np.ndarray, np.ndarray]:
         """Scores (N, classes) by the model in evaluation mode, and the targets of the images that could be read."""
         model.eval().to(**self.encoder.place.placement(self.encoder.config))

@@ -47,6 +47,7 @@ class Features(NamedTuple):
 
     values: np.ndarray
     targets: np.ndarray
+    left_out: tuple[int, ...] = ()  # positions in the part of the images that could not be read
 
 
 def finite_rows(values: np.ndarray) -> np.ndarray:
@@ -147,7 +148,8 @@ def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -
         write_json(facts, {"left_out": left_out})
         values = _mapped(path, shape)
         assert values is not None
-    return Features(values[: len(part) - len(left_out)], np.delete(part.targets, left_out, axis=0))
+    targets = np.delete(part.targets, left_out, axis=0)
+    return Features(values[: len(part) - len(left_out)], targets, tuple(left_out))
 
 
 def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: float = MARGIN) -> Features:

@@ -22,6 +22,11 @@ from byol.evals.spec import Finetune
 
 def evaluate(encoder: Encoder, task: Task, spec: Finetune, session: Session) -> Result:
     """The encoder itself stays as it is: each run trains a copy."""
+    return classifier.chosen_and_tested(study(encoder, task, spec, session), task, encoder, session)[1]
+
+
+def study(encoder: Encoder, task: Task, spec: Finetune, session: Session) -> Study[Images, classifier.Held]:
+    """How the whole network is trained with a setting and scored; `byol fit --finetune` goes by it too."""
     batch = min(spec.batch, len(task.train))
 
     def train(images: Images, setting: Setting, steps: int, title: str) -> nn.Module:
@@ -29,7 +34,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Finetune, session: Session) -> 
         set_statistics_momentum(model, len(images.train) / batch)
         return classifier.train(model, images, recipe(setting, steps, batch, session.seed), encoder, title)
 
-    study = Study(
+    return Study(
         grid(spec),
         lambda setting: spec.steps,
         train,
@@ -38,7 +43,6 @@ def evaluate(encoder: Encoder, task: Task, spec: Finetune, session: Session) -> 
         classifier.Held(task.validation, encoder),
         dependencies(encoder, task, replace(spec, batch=batch, lrs=(), weight_decays=()), session.seed),
     )
-    return classifier.chosen_and_tested(study, task, encoder, session)[1]
 
 
 def grid(spec: Finetune) -> list[Setting]:

@@ -89,7 +89,7 @@ def to_torchvision(source: Source, out: Path) -> Export:
 
 def to_timm(source: Source, out: Path) -> Export:
     """A safetensors file for timm's model of the same name and shape."""
-    timm = _import("timm", "timm")
+    timm = optional_import("timm", "timm")
     content = save_tensors(dict(source.module.state_dict()), {"format": "pt"})
     if source.config.network.encoder.startswith("timm:"):
         name = source.config.network.encoder.removeprefix("timm:")
@@ -110,8 +110,8 @@ def to_timm(source: Source, out: Path) -> Export:
 
 def to_onnx(source: Source, out: Path) -> Export:
     """A graph for batches of any size at the run's resolution; compared by onnxruntime at two batch sizes."""
-    onnx, runtime = _import("onnx", "onnx"), _import("onnxruntime", "onnx")
-    _import("onnxscript", "onnx")
+    onnx, runtime = optional_import("onnx", "onnx"), optional_import("onnxruntime", "onnx")
+    optional_import("onnxscript", "onnx")
     size = source.config.data.resolution
     example = torch.zeros(2, 3, size, size)
     batch = torch.export.Dim("batch")
@@ -228,7 +228,8 @@ def _installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def _import(name: str, extra: str) -> Any:
+def optional_import(name: str, extra: str) -> Any:
+    """A library that only this export needs."""
     from importlib import import_module
 
     try:

@@ -1,0 +1,141 @@
+"""The verbs that make and use a model: fit, predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from byol.cli.app import TRAIN, USE, PlaceFlags, app, place_settings
+from byol.config import apply
+from byol.errors import UsageError
+from byol.evals.spec import Specs
+from byol.presets import seconds_of
+from byol.run import output
+
+Several = Annotated[list[float], Parameter(consume_multiple=True, negative=())]
+
+
+@app.command(group=TRAIN)
+def fit(
+    encoder: str,
+    *,
+    on: str,
+    out: Annotated[Path, Parameter(alias="-o")],
+    labels: Path | None = None,
+    finetune: bool = False,
+    budget: str = "",
+    test: bool = False,
+    precision: float = 0.0,
+    penalties: Several = [],  # noqa: B006 (cyclopts copies it)
+    steps: int = 0,
+    batch: int = 0,
+    lrs: Several = [],  # noqa: B006 (cyclopts copies it)
+    weight_decays: Several = [],  # noqa: B006 (cyclopts copies it)
+    overwrite: bool = False,
+    cache: Path | None = None,
+    place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Make a classifier from an encoder and labelled images.
+
+    Logistic regression on frozen features, whose penalty is chosen on validation images. The model is a folder of
+    weights, classes, preprocessing, calibration and figures; `byol predict` answers with it.
+
+    Parameters
+    ----------
+    encoder
+        A run directory, an encoder.safetensors file, or any file that `byol import` knows.
+    on
+        A folder of class folders (with or without train, val and test), a CSV of labels beside its images, or any
+        labelled data that `byol evaluate` takes.
+    out
+        The folder for the model.
+    labels
+        A CSV with a header: the file's name, then its class (several: joined by semicolons), or a column of 1, 0 or
+        nothing for each class.
+    finetune
+        Train the whole network, by the protocol of fine-tuning.
+    budget
+        Time for --finetune, such as 90s, 20m or 2h; the sweep is cut to fit.
+    test
+        Hold the fifth of the images out that `byol evaluate` tests on, and score the model on them once.
+    precision
+        Answer only where this share of such answers was right on validation, such as 0.95; 0 answers always.
+    penalties
+        Penalties to choose from, instead of the protocol's 45.
+    steps
+        Optimizer steps of --finetune, instead of the protocol's 20,000.
+    batch
+        Images a step of --finetune, instead of the protocol's 256.
+    lrs
+        Learning rates of --finetune to choose from, instead of the protocol's.
+    weight_decays
+        Weight decays of --finetune to choose from, instead of the protocol's.
+    overwrite
+        Replace another model in the folder.
+    cache
+        Where features are kept; the user's cache directory when left out.
+    """
+    asked = {
+        "transfer.penalties": penalties,
+        "finetune.steps": steps,
+        "finetune.batch": batch,
+        "finetune.lrs": lrs,
+        "finetune.weight_decays": weight_decays,
+    }
+    specs = apply(Specs(), {name: value for name, value in asked.items() if value}, "flags")
+    if not 0 <= precision < 1:
+        raise UsageError(f"--precision is a share from 0 to below 1, such as 0.95, not {precision:g}.")
+    if not finetune and (budget or steps or batch or lrs or weight_decays):
+        raise UsageError("--budget, --steps, --batch, --lrs and --weight-decays are for --finetune.")
+    if finetune and penalties:
+        raise UsageError("--penalties are for logistic regression, without --finetune.")
+    if any(penalty <= 0 for penalty in specs.transfer.penalties):
+        raise UsageError("--penalties must be above 0: without a penalty there may be no best classifier.")
+    seconds, settings = seconds_of(budget, "--budget") if budget else float("inf"), place_settings(place)
+    if not Path(encoder).exists():
+        raise UsageError(f"There is no encoder at {encoder}: no such run or file.")
+    output.check_folder(out)
+    from byol.models.fit import Options
+    from byol.models.fit import fit as run
+
+    how = "finetune" if finetune else "logistic"
+    options = Options(how, specs.transfer, specs.finetune, test, precision, seconds, cache)
+    run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
+
+
+@app.command(group=USE)
+def predict(
+    model: Path,
+    images: str,
+    *,
+    out: Annotated[Path, Parameter(alias="-o")] = Path("predictions.csv"),
+    top: int = 0,
+    split: str = "train",
+    place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """Answer for images with a model that `byol fit` made.
+
+    A line for each image: its label, its probabilities, and for an image that cannot be read the reason.
+
+    Parameters
+    ----------
+    model
+        The folder of the model.
+    images
+        A folder of images or shards, a pattern or URL of shards, torchvision:NAME, hf:NAME-or-PATH, or scenes.
+    out
+        The .csv, .json or .parquet file to write.
+    top
+        Only the likeliest classes, this many; 0 gives the probability of every class.
+    split
+        Which part of a data set that comes in parts.
+    """
+    settings = place_settings(place)
+    if not model.is_dir():
+        raise UsageError(f"There is no model at {model}: `byol fit` makes one.")
+    output.check_file(out)
+    from byol.models.predicting import predict as run
+
+    run(model, images, out, top=top, split=split, settings=settings)
