@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from byol.run.directory import DIVERGED, Request, Setup, open_run
 from byol.run.machine import give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
+from byol.run.verdict import judge
 
 _training = threading.Lock()  # held by the thread that trains
 
@@ -132,7 +133,7 @@ def _run(setup: Setup) -> Run:
         raise
     finally:
         metrics.close()
-    verdict = Verdict(*processes.from_first(lambda: astuple(monitor.verdict(metrics.history, config))))
+    verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
     return Run(setup.out, config, plan, metrics.history, verdict)
@@ -143,7 +144,7 @@ def _finished(state: State, setup: Setup) -> Run:
     verdict, out = setup.record_of_run.verdict, setup.out
     assert verdict
     if processes.rank() == 0 and not (out / checkpoint.ENCODER).exists():
-        write_encoder(state, setup)
+        write_encoder(state, setup, verdict)
     say(f"Finished {setup.plan.steps} steps. {verdict.sentence}\nEncoder: {out / checkpoint.ENCODER}")
     return Run(out, setup.config, setup.plan, files.read_metrics(out / "metrics.jsonl"), verdict)
 
@@ -192,6 +193,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     saved = time.monotonic()
     crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
+    if first == 0:
+        processes.from_first(partial(look, state, setup, watch))
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
@@ -205,7 +208,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
             state = State(model, optimizer, k + 1)
-            if state.step % plan.monitor_steps == 0 or state.step in (1, plan.steps):
+            if state.step % plan.monitor_steps == 0 or state.step == plan.steps:
                 processes.from_first(partial(look, state, setup, watch))
             due, stop = processes.any_of(save_is_due(state.step, saved, setup), signals.requested())
             if due or stop:
@@ -291,17 +294,20 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     files.require_there(setup.out)
     step = state.step - 1
     watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
-    write_encoder(state, setup)
+    verdict = judge(watch.metrics.history, setup.config)
+    write_encoder(state, setup, verdict)
     give_back()
-    verdict = monitor.verdict(watch.metrics.history, setup.config)
     if verdict.word == "collapsing":
-        say(verdict.sentence)
+        if judge(watch.metrics.history[:-1]).word != "collapsing":  # said once, and again only after it had ended
+            say(f"At step {step + 1}: {verdict.sentence}")
         if setup.config.run.on_collapse == "stop":
             raise Diverged(f"at step {step} {verdict.sentence}")
 
 
-def write_encoder(state: State, setup: Setup) -> None:
-    """The encoder as it is now, with the run that it comes from."""
+def write_encoder(state: State, setup: Setup, verdict: Verdict) -> None:
+    """The encoder as it is now, with the run that it comes from and the verdict on it."""
     run = {"steps": setup.plan.steps, "seed": setup.config.run.seed, "images": setup.images.fingerprint}
     encoder = state.method.online.encoder
-    checkpoint.save_encoder(setup.out / checkpoint.ENCODER, encoder, setup.config, {"step": state.step, **run})
+    checkpoint.save_encoder(
+        setup.out / checkpoint.ENCODER, encoder, setup.config, {"step": state.step, **run, "verdict": asdict(verdict)}
+    )
