@@ -63,6 +63,7 @@ def compared(name: str, on: str, encoders: dict[str, str], seconds: float, seeds
             seeds=range(seeds),
             seconds=seconds,
             out=work / f"{name}-{who}",
+            compare=False,
         )[protocol]
         for who, path in encoders.items()
     }

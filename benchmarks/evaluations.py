@@ -52,6 +52,7 @@ def compared(encoders: dict[str, str], on: str, protocol: str, seconds: float, w
             seconds=seconds / len(encoders) if seconds else float("inf"),
             out=work / f"{Path(on).name}-{name}",
             cache=work / "features",
+            compare=False,
         )[protocol]
         for name, path in encoders.items()
     }
@@ -79,7 +80,9 @@ def main() -> None:
     folders = {"cifar": arguments.cifar, "flowers": arguments.flowers}
     baseline = arguments.work / "supervised"
     if not (baseline / "supervised" / "encoder.safetensors").exists():
-        found = evaluate(arguments.run, arguments.cifar, ["supervised"], specs=SPECS, out=baseline)["supervised"]
+        found = evaluate(arguments.run, arguments.cifar, ["supervised"], specs=SPECS, out=baseline, compare=False)[
+            "supervised"
+        ]
         write_json(Path("results/evaluation-cifar-supervised.json"), encode(found))
     paths = {
         "byol": arguments.run,

@@ -32,6 +32,14 @@ class Nearest(NamedTuple):
     rows: Tensor
 
 
+class Pairs(NamedTuple):
+    """Pairs of rows (P,), in the order of the lower row, and their cosines."""
+
+    lower: np.ndarray
+    higher: np.ndarray
+    cosines: np.ndarray
+
+
 class Block(NamedTuple):
     """Cosines (queries, rows) of consecutive queries and consecutive rows of the bank, and where both begin."""
 
@@ -63,12 +71,30 @@ def nearest(
     return Nearest(torch.cat([each.cosines for each in best]), torch.cat([each.rows for each in best]))
 
 
-def pairs(vectors: Tensor, threshold: float, advance: Callable[[int], None]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of rows, the lower row first, whose cosine is at least the threshold, in blocks."""
+def pairs(vectors: Tensor, threshold: float, advance: Callable[[int], None]) -> Iterator[Pairs]:
+    """All pairs of rows, the lower row first, whose cosine is at least the threshold, in blocks.
+
+    A row has met every lower row before it meets a higher one.
+    """
     for query, row, cosines in _blocks(vectors, vectors, 1, advance, upper=True):
         lower, higher = (cosines >= threshold).nonzero(as_tuple=True)
-        lower, higher = lower + query, higher + row
-        yield lower[higher > lower].numpy(), higher[higher > lower].numpy()
+        once = higher + row > lower + query
+        lower, higher = lower[once], higher[once]
+        yield Pairs((lower + query).numpy(), (higher + row).numpy(), cosines[lower, higher].numpy())
+
+
+def keep_first(kept: np.ndarray, lower: np.ndarray, higher: np.ndarray) -> None:
+    """Points rows to the first kept row that they are paired with; `kept` points every row to itself at first.
+
+    Pairs are in the order of the lower row. Unlike `join` this makes no chains: a row that points to another one keeps
+    nobody, so that every row of a group is paired with the row that the group keeps.
+    """
+    bounds = np.flatnonzero(np.diff(lower, prepend=-1, append=-1))
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        row = lower[begin]
+        if kept[row] == row:
+            others = higher[begin:end]
+            kept[others[kept[others] == others]] = row
 
 
 def _blocks(

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from byol.run.directory import DIVERGED, Request, Setup, open_run
 from byol.run.machine import give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
+from byol.run.verdict import best_look, judge
 
 _training = threading.Lock()  # held by the thread that trains
 
@@ -139,7 +140,7 @@ def _run(setup: Setup) -> Run:
         raise
     finally:
         metrics.close()
-    verdict = Verdict(*processes.from_first(lambda: astuple(monitor.verdict(metrics.history, config))))
+    verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
     tell_best(setup, metrics.history)
@@ -151,7 +152,7 @@ def _finished(state: State, setup: Setup) -> Run:
     verdict, out = setup.record_of_run.verdict, setup.out
     assert verdict
     if processes.rank() == 0 and not (out / checkpoint.ENCODER).exists():
-        write_encoder(state, setup)
+        write_encoder(state, setup, verdict)
     say(f"Finished {setup.plan.steps} steps. {verdict.sentence}\nEncoder: {out / checkpoint.ENCODER}")
     return Run(out, setup.config, setup.plan, files.read_metrics(out / "metrics.jsonl"), verdict)
 
@@ -203,9 +204,9 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     saved = time.monotonic()
     crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
-    told = setup.record_of_run.estimate
-    expected = told.images_per_second if told else 0.0
-    with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, expected) as shown:
+    if first == 0:
+        processes.from_first(partial(look, state, setup, watch))
+    with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
             tau, beta = target_decay(k, config, plan), negatives(k, config, plan)
@@ -220,7 +221,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
             state = State(model, optimizer, k + 1)
-            if state.step % plan.monitor_steps == 0 or state.step in (1, plan.steps):
+            if state.step % plan.monitor_steps == 0 or state.step == plan.steps:
                 processes.from_first(partial(look, state, setup, watch))
             due, stop = processes.any_of(save_is_due(state.step, saved, setup), signals.requested())
             if due or stop:
@@ -314,36 +315,30 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     files.require_there(setup.out)
     step = state.step - 1
     watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
-    write_encoder(state, setup)
+    verdict = judge(watch.metrics.history, setup.config)
+    write_encoder(state, setup, verdict)
     if best_look(watch.metrics.history) is watch.metrics.history[-1]:
-        write_encoder(state, setup, checkpoint.BEST)
+        write_encoder(state, setup, verdict, checkpoint.BEST)
     give_back()
-    verdict = monitor.verdict(watch.metrics.history, setup.config)
     if verdict.word == "collapsing":
-        say(verdict.sentence)
+        if judge(watch.metrics.history[:-1]).word != "collapsing":  # said once, and again only after it had ended
+            say(f"At step {step + 1}: {verdict.sentence}")
         if setup.config.run.on_collapse == "stop":
             raise Diverged(f"at step {step} {verdict.sentence}")
 
 
-def best_look(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first of the looks with the best figure: nearest neighbours where there are labels, else how often a view
-    finds its twin."""
-    looks = [line for line in history if "retrieval" in line]
-    return max(looks, key=lambda look: look.get("knn", look["retrieval"]))
-
-
 def tell_best(setup: Setup, history: Sequence[Mapping[str, Any]]) -> None:
     """Where the encoder of the best look is, unless that is the last one."""
-    if processes.rank() or not any("retrieval" in line for line in history):
+    if processes.rank() or not any("spread" in line for line in history):
         return
     best, steps = best_look(history), setup.plan.steps
     if best["step"] + 1 < steps and (setup.out / checkpoint.BEST).exists():
-        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['retrieval']:.1%}"
+        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['twins']:.1%}"
         say(f"Best look: after {best['step'] + 1} of {steps} steps ({figure}): {setup.out / checkpoint.BEST}")
 
 
-def write_encoder(state: State, setup: Setup, name: str = checkpoint.ENCODER) -> None:
-    """The encoder as it is now, with the run that it comes from."""
+def write_encoder(state: State, setup: Setup, verdict: Verdict, name: str = checkpoint.ENCODER) -> None:
+    """The encoder as it is now, with the run that it comes from and the verdict on it."""
     run = {"steps": setup.plan.steps, "seed": setup.config.run.seed, "images": setup.images.fingerprint}
-    encoder = state.method.online.encoder
-    checkpoint.save_encoder(setup.out / name, encoder, setup.config, {"step": state.step, **run})
+    facts = {"step": state.step, **run, "verdict": asdict(verdict)}
+    checkpoint.save_encoder(setup.out / name, state.method.online.encoder, setup.config, facts)

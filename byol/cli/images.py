@@ -140,11 +140,12 @@ def dedupe(
     threshold: float = 0.98,
     out: Annotated[Path, Parameter(alias="-o")] = Path("duplicates.csv"),
     sheet: Path | None = None,
+    yes: Annotated[bool, Parameter(negative=())] = False,
     approximate: bool = False,
 ) -> None:
     """Find images that an encoder takes for the same.
 
-    The first image of each group is kept.
+    The first image of each group is kept, and every other one of the group is as similar to it as the threshold asks.
 
     Parameters
     ----------
@@ -158,6 +159,8 @@ def dedupe(
         A .csv or .json file of groups, or a .txt list that `byol pretrain --data.exclude` takes.
     sheet
         Also draw the images that were found into this .png file.
+    yes
+        List more than 30 % of all images, which an encoder that has learned little would take for repeats.
     approximate
         Use faiss's graph index, for millions of images (extra: faiss).
     """
@@ -165,7 +168,7 @@ def dedupe(
     from byol.explore import search as answers
 
     answers.check_out(out, sheet, (".txt",))
-    answers.write(answers.dedupe(run, data, threshold, approximate), out, sheet)
+    answers.write(answers.dedupe(run, data, threshold, approximate, yes), out, sheet)
 
 
 @app.command(group=USE)

@@ -56,6 +56,7 @@ def evaluate(
     seeds: int = 1,
     out: Path | None = None,
     cache: Path | None = None,
+    untrained: bool = True,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
     given: Annotated[SpecFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -83,6 +84,8 @@ def evaluate(
         Where result.json files go; RUN/evaluations/DATA when left out.
     cache
         Where features are kept; the user's cache directory when left out.
+    untrained
+        Also score the same network before training, once for a data set, and print both side by side.
     """
     seconds = seconds_of(budget, "--budget") if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
@@ -106,4 +109,5 @@ def evaluate(
         out=out,
         cache=cache,
         settings=settings,
+        compare=untrained,
     )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from byol import data
 from byol.checkpoint import ENCODER_FIELDS
@@ -19,13 +19,13 @@ from byol.config import Data, flatten
 from byol.data.address import parse
 from byol.data.parts import Task
 from byol.errors import DiskError, Interrupted, OutputBusy, UsageError
-from byol.evals import features, record
+from byol.evals import features, record, untrained
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
-from byol.evals.metrics import shown
+from byol.evals.metrics import chance, shown
 from byol.evals.protocol import Result, Session
 from byol.evals.record import Choice, EncoderFacts, EvaluationRecord, Figure, SeedResult, TaskFacts
 from byol.evals.spec import DENSE, MODULES, PROTOCOLS, Specs, chosen_protocols
-from byol.run import machine
+from byol.run import caution, machine
 from byol.run.directory import commit, now
 from byol.run.files import distinct_names, followed, only_writer, refuse_link
 from byol.run.progress import duration, say, tell
@@ -45,8 +45,12 @@ def evaluate(
     out: str | Path | None = None,
     cache: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    compare: bool = True,
 ) -> dict[str, EvaluationRecord]:
-    """Every protocol on the data set `on`: protocol → what its result.json holds. `run` may also be random:RUN."""
+    """Every protocol on the data set `on`: protocol → what its result.json holds. `run` may also be random:RUN.
+
+    `compare` puts the untrained network of the same shape beside it, which is scored once for a data set.
+    """
     specs = specs or Specs()
     names = chosen_protocols(protocols)
     encoder = _open(str(run), settings or {})
@@ -55,15 +59,51 @@ def evaluate(
     place = followed(Path(out)) if out else _place(str(run), on, location)
     if _known_location(place) not in ("", _digest(location)):
         raise OutputBusy(f"{place} holds results on another data set than {location}. Choose another --out.")
+    if not encoder.untrained:
+        caution.repeat(run)
     _announce(encoder, tasks, seconds)
-    began, records = time.monotonic(), dict[str, EvaluationRecord]()
+    asked = _Asked(encoder, tasks, specs, seeds, time.monotonic() + seconds, _digest(location), cache)
+    began = time.monotonic()
+    records = _scored(asked, names, place)
+    took, before, notes = time.monotonic() - began, dict[str, EvaluationRecord](), list[str]()
+    if compare and not encoder.untrained:
+        beside = place / "untrained" if out else _place(f"{RANDOM}{run}", on, location)
+        before, notes = _untrained(asked, records, beside)
+    told = f" and {duration(time.monotonic() - began - took)} for the untrained network" if before else ""
+    tell("\n".join([table(records, before), *notes, f"Took {duration(took)}{told}."]))
+    return records
+
+
+class _Asked(NamedTuple):
+    """What is to be scored, on what, how, until when, and where features are kept."""
+
+    encoder: Encoder
+    tasks: Mapping[str, Task]
+    specs: Specs
+    seeds: Sequence[int]
+    until: float
+    location: str
+    cache: str | Path | None
+
+    def session(self, seconds: float, out: Path) -> Session:
+        return Session(cache=Path(self.cache) if self.cache else features.default_cache(), seconds=seconds, out=out)
+
+    def score(self, name: str, encoder: Encoder, session: Session) -> EvaluationRecord:
+        """One protocol with every seed."""
+        spec = getattr(self.specs, PROTOCOLS[name])
+        found = _protocol(name, encoder, self.tasks[name], spec, session, self.seeds)
+        return replace(found, data=replace(found.data, location=self.location))
+
+
+def _scored(asked: _Asked, names: Sequence[str], place: Path) -> dict[str, EvaluationRecord]:
+    """Every protocol that can be run; each result is written as soon as it is known."""
+    records = {}
     with only_writer(place):
         for number, name in enumerate(names):
-            left = began + seconds - time.monotonic()
+            left = asked.until - time.monotonic()
             share = left / (len(names) - number)  # what the quick ones leave over goes to the slow ones
-            base = Session(cache=Path(cache) if cache else features.default_cache(), seconds=share, out=place / name)
             try:
-                result = _protocol(name, encoder, tasks[name], getattr(specs, PROTOCOLS[name]), base, seeds)
+                records[name] = asked.score(name, asked.encoder, asked.session(share, place / name))
             except Interrupted:
                 raise Interrupted("Interrupted; what was tried is kept, the same command goes on after it.") from None
             except UsageError as error:
@@ -71,10 +111,31 @@ def evaluate(
                     raise
                 say(f"{name} was left out: {error}")
                 continue
-            records[name] = replace(result, data=replace(result.data, location=_digest(location)))
             record.write(place / name / record.NAME, records[name])
-    tell(table(records))
     return records
+
+
+def _untrained(
+    asked: _Asked, records: Mapping[str, EvaluationRecord], place: Path
+) -> tuple[dict[str, EvaluationRecord], list[str]]:
+    """The same network before training, by the same protocols, if the budget has as much time left as it will take;
+    and what was left out."""
+    encoder, found, notes = random_encoder(asked.encoder, 0), dict[str, EvaluationRecord](), list[str]()
+    with only_writer(place):
+        for name, own in records.items():
+            if name in untrained.NEEDLESS:
+                continue
+            needed, left = sum(run.seconds for run in own.runs), asked.until - time.monotonic()
+            known = untrained.Known(own, asked.seeds, asked.cache)
+            result = known.read()
+            if result is None and needed > left:
+                notes.append(f"{name}: no time was left for the untrained network")
+                continue
+            if result is None:
+                result = known.write(asked.score(name, encoder, asked.session(left, place / name)))
+            found[name] = replace(result, data=replace(result.data, location=asked.location))
+            record.write(place / name / record.NAME, found[name])
+    return found, notes
 
 
 def _open(run: str, settings: Mapping[str, Any]) -> Encoder:
@@ -158,7 +219,8 @@ def _protocol(
         out = base.out / f"seed{seed}" if base.out and len(seeds) > 1 else base.out
         session = replace(base, seed=seed, seconds=seconds, started=started, out=out)
         result = run_protocol(name, encoder, task.again(), spec, session)
-        say(f"{name}, seed {seed}: " + ", ".join(f"{k} {shown(k, v)}" for k, v in result.test.items()))
+        who = "untrained network, " * encoder.untrained
+        say(f"{who}{name}, seed {seed}: " + ", ".join(f"{k} {shown(k, v)}" for k, v in result.test.items()))
         results.append(_seed_result(seed, result, time.monotonic() - started))
     network = {field: getattr(encoder.config.network, field) for field in ENCODER_FIELDS}
     return EvaluationRecord(
@@ -203,15 +265,23 @@ def _summary(tests: Sequence[Mapping[str, float]]) -> dict[str, Figure]:
     return summary
 
 
-def table(records: Mapping[str, EvaluationRecord]) -> str:
-    """A line a figure, for people; what a budget cut is said below."""
-    lines = [f"{'protocol':<18}{'figure':<28}{'test':>8}{'±':>7}{'seconds':>9}"]
-    notes = []
+def table(records: Mapping[str, EvaluationRecord], before: Mapping[str, EvaluationRecord] | None = None) -> str:
+    """A line a figure, for people, beside the untrained network and chance; what a budget cut is said below."""
+    several = any(value.seeds > 1 for result in records.values() for value in result.test.values())
+    heads = ["test", *["±"] * several, *["untrained"] * bool(before), "chance", "seconds"]
+    lines, notes = [f"{'protocol':<18}{'figure':<28}" + "".join(f"{head:>11}" for head in heads)], list[str]()
     for name, result in records.items():
-        label, seconds = name, sum(run.seconds for run in result.runs)
+        label, seconds = name, f"{sum(run.seconds for run in result.runs):.0f}"
+        untrained_test = before[name].test if before and name in before else {}
         for figure, value in result.test.items():
             spread = shown(figure, value.half_range).removesuffix("%") if value.seeds > 1 else ""
-            lines.append(f"{label:<18}{figure:<28}{shown(figure, value.mean):>8}{spread:>7}{seconds:>9.0f}")
-            label, seconds = "", 0.0
+            known, luck = untrained_test.get(figure), chance(figure, result.data.classes)
+            cells = [
+                *(shown(figure, value.mean), *[spread] * several),
+                *[shown(figure, known.mean) if known else "–"] * bool(before),
+                *("–" if luck is None else shown(figure, luck), seconds),
+            ]
+            lines.append(f"{label:<18}{figure:<28}" + "".join(f"{cell:>11}" for cell in cells))
+            label, seconds = "", ""
         notes += [f"{name}: {note}" for run in result.runs for note in run.notes]
     return "\n".join([*lines, *dict.fromkeys(notes)])

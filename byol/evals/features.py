@@ -21,6 +21,7 @@ from byol.data.source import BadImage, Source
 from byol.data.workers import loaded
 from byol.errors import BadData, DiskError, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
+from byol.run import caution
 from byol.run.files import (
     disk_error,
     followed,
@@ -243,10 +244,14 @@ def write_features(path: Path, data: str, out: Path, split: str, settings: Mappi
     """A .npz of features, names and, when there are any, labels and classes."""
     if out.suffix != ".npz":
         raise UsageError(f"--out should end in .npz, not be {out}.")
-    source, values, kept = _embed(open_encoder(path, settings), data, split)
+    encoder = open_encoder(path, settings)
+    caution.repeat(path)
+    source, values, kept = _embed(encoder, data, split)
     arrays: dict[str, Any] = {"features": values, "names": np.array([source.describe(i) for i in kept])}
     if source.labels is not None:
         arrays |= {"labels": source.labels[kept], "classes": np.array(source.classes)}
+    if told := caution.sentence(path):
+        arrays["verdict"] = np.array([told])
     content = io.BytesIO()
     np.savez(content, **arrays)
     out = placed(out)

@@ -73,6 +73,12 @@ def shown(figure: str, value: float) -> str:
     return f"{value:.3f}" if figure in PLAIN else f"{value:.2%}"
 
 
+def chance(figure: str, classes: int) -> float | None:
+    """What guessing gives, for figures of one class an image, such as `top1` and `top1@1%`; None: it depends."""
+    guesses = {"top1": 1, "mean-per-class": 1, "top5": 5}.get(figure.split("@")[0].split()[-1])
+    return min(guesses / classes, 1.0) if guesses and classes else None
+
+
 METRICS: dict[Metric, Callable[[np.ndarray, np.ndarray], float]] = {
     "top1": top1,
     "mean-per-class": mean_per_class,

@@ -182,7 +182,7 @@ def near_groups(good: Sequence[Look], exact: Sequence[Sequence[int]]) -> list[li
     alike = 1 - (2 * NEAR_BITS + 1) / BITS  # the cosine between those of NEAR_BITS and of one more differing bit
     lowest = np.arange(len(some))
     with bar("Comparing", len(some), "images") as shown:
-        for one, two in neighbours.pairs(bits, alike, shown.advance):
+        for one, two, _ in neighbours.pairs(bits, alike, shown.advance):
             far = np.abs(colours[one] - colours[two]).mean(1) > NEAR_COLOUR
             kept = clear[one] & clear[two] & ~far
             neighbours.join(lowest, one[kept], two[kept])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,13 +26,17 @@ from byol.data.source import Source
 from byol.errors import BadData, UsageError
 from byol.evals import features
 from byol.evals.encoder import Encoder, open_encoder
-from byol.run import pictures
+from byol.run import caution, pictures
 from byol.run.files import open_regular, placed, write_atomically, write_json
-from byol.run.progress import bar, name_left_out, tell
+from byol.run.monitor import directions
+from byol.run.progress import bar, name_left_out, say, tell
 from byol.run.record import NAME, read_run
 from byol.run.remembered import Named, images_of
 
 COLUMNS, SHEET_ROWS, CELL = 8, 25, 96  # of a sheet
+MOST_REPEATS = 0.3  # of all images, that dedupe lists without being asked twice
+FRIENDS, FRIENDS_FROM = 3, 0.03  # pairs shown whose cosine is below dedupe's threshold, by so much at most
+SAMPLED, FEWEST_DIRECTIONS = 1000, 1.5  # an untrained network tells about two directions apart, a trained one more
 CENTRED_FROM = 16  # fewer images than this have no mean worth subtracting
 
 
@@ -43,6 +47,7 @@ class Space(NamedTuple):
     names: list[str]
     mean: Tensor
     read: Callable[[int], Tensor] | None  # the image of a row; None when only features are at hand
+    notes: tuple[str, ...] = ()  # what is wrong with it
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Answer:
     sentence: str
     shown: list[list[int]]  # for each line of a sheet, which images of the space it shows
     read: Callable[[int], Tensor] | None
+    notes: tuple[str, ...] = ()  # sentences to print after the rows
 
 
 def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
@@ -63,6 +69,7 @@ def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
         if file.endswith(".npz"):
             return _space(*_stored(Path(file)), None)
     encoder = open_encoder(run)
+    caution.repeat(run)
     named = Named(name, encoder.config.data) if name else _own_images(Path(run), encoder)
     source = data.open_source(named.data, named.config)
     every = np.arange(len(source))
@@ -74,7 +81,19 @@ def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
 def _space(values: np.ndarray, names: list[str], read: Callable[[int], Tensor] | None) -> Space:
     vectors = torch.from_numpy(np.array(values, np.float32))
     mean = vectors.mean(0) if len(vectors) >= CENTRED_FROM else torch.zeros(vectors.shape[1])
-    return Space(F.normalize(vectors - mean, dim=1), names, mean, read)
+    own = F.normalize(vectors - mean, dim=1)
+    return Space(own, names, mean, read, degenerate(own))
+
+
+def degenerate(vectors: Tensor) -> tuple[str, ...]:
+    """A sentence where an encoder tells too few directions apart for similarities to mean anything; vectors (N, D)."""
+    some = vectors[:: max(1, len(vectors) // SAMPLED)]
+    if len(some) < CENTRED_FROM or (told := directions(some)) >= FEWEST_DIRECTIONS:
+        return ()
+    return (
+        f"Similarities mean little here: images look alike to this encoder, which tells {told:.1f} directions apart (1 "
+        "is a line, on which two images are the same or opposite).",
+    )
 
 
 def _stored(file: Path) -> tuple[np.ndarray, list[str]]:
@@ -92,6 +111,8 @@ def _stored(file: Path) -> tuple[np.ndarray, list[str]]:
     finite = features.finite_rows(values)
     if not finite.any():
         raise BadData(f"{file}: the features of all {len(values):,} images are not finite.")
+    for line in stored.get("verdict", np.array([])).ravel()[:1].astype(str).tolist():
+        say(caution.bounded(line))
     told = [visible(str(name)) for name in names.tolist()]
     wrong = [f"{told[row]} ({features.NOT_FINITE})" for row in np.flatnonzero(~finite)]
     name_left_out(wrong, 0, f"the features of {len(wrong):,} images are not finite")
@@ -134,36 +155,60 @@ def search(image: Path, run: str, name: str = "", count: int = 10, approximate: 
     cosines, rows = near.cosines[0].tolist(), near.rows[0].tolist()
     listed = [(rank, space.names[row], round(cosines[rank - 1], 4)) for rank, row in enumerate(rows, 1)]
     sentence = f"The {len(listed)} most similar of {len(space.names):,} images"
-    return Answer(("rank", "name", "similarity"), listed, sentence, _lines(rows), space.read)
+    return Answer(("rank", "name", "similarity"), listed, sentence, _lines(rows), space.read, space.notes)
 
 
-def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool = False) -> Answer:
-    """Groups of images that the encoder takes for the same; the first image of each group is kept."""
+def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool = False, yes: bool = False) -> Answer:
+    """Groups of images that the encoder takes for the same as the first of the group, which is kept.
+
+    More than MOST_REPEATS of all images are listed only if `yes` says so.
+    """
     space = open_space(run, name)
-    lowest = np.arange(len(space.names))
+    kept = np.arange(len(space.names))
+    friends: list[tuple[float, int, int]] = []  # the most similar pairs below the threshold
     with bar("Comparing", len(space.names), "images") as shown:
-        if approximate:
-            near = neighbours.approximate(space.vectors, space.vectors, 32)
-            query, rank = (near.cosines >= threshold).nonzero(as_tuple=True)
-            neighbours.join(lowest, query.numpy(), near.rows[query, rank].numpy())
-        else:
-            for lower, higher in neighbours.pairs(space.vectors, threshold, shown.advance):
-                neighbours.join(lowest, lower, higher)
-    listed: list[tuple[Any, ...]] = []
-    groups = neighbours.groups(lowest)
-    for number, group in enumerate(groups, 1):
-        likeness = (space.vectors[group] @ space.vectors[group[0]]).tolist()
-        for row, value in zip(group, likeness, strict=True):
-            kept = "" if row == group[0] else space.names[group[0]]
-            listed.append((number, space.names[row], kept, round(value, 4)))
-    repeats = len(listed) - len(groups)
-    return Answer(
-        ("group", "name", "same_as", "similarity"),
-        listed,
-        f"{repeats:,} of {len(space.names):,} images repeat another image, in {len(groups):,} groups",
-        [group[:COLUMNS] for group in groups[:SHEET_ROWS]],
-        space.read,
-    )
+        for lower, higher, cosines in _similar(space.vectors, threshold - FRIENDS_FROM, approximate, shown.advance):
+            same = cosines >= threshold
+            neighbours.keep_first(kept, lower[same], higher[same])
+            below = np.flatnonzero(~same)
+            below = below[np.argsort(-cosines[below], kind="stable")[:FRIENDS]]
+            found = [(float(cosines[i]), int(lower[i]), int(higher[i])) for i in below]
+            friends = sorted([*friends, *found], reverse=True)[:FRIENDS]
+    groups = neighbours.groups(kept)
+    repeats, share = sum(map(len, groups)) - len(groups), MOST_REPEATS * len(space.names)
+    told = f"{repeats:,} of {len(space.names):,} images repeat another image, in {len(groups):,} groups"
+    if repeats > max(share, 1) and not yes:
+        raise UsageError(
+            f"{told}: more than the {MOST_REPEATS:.0%} that are listed unasked. Nothing was written: an encoder that "
+            "takes so many images for the same is rarely right. Raise --threshold, use a better encoder, or add --yes."
+        )
+    listed = [
+        (number, space.names[row], "" if row == group[0] else space.names[group[0]], round(float(value), 4))
+        for number, group in enumerate(groups, 1)
+        for row, value in zip(group, space.vectors[group] @ space.vectors[group[0]], strict=True)
+    ]
+    notes = [f"{space.names[one]} and {space.names[two]}: {value:.4f}" for value, one, two in friends]
+    if notes:
+        notes.insert(
+            0, f"Nearest below the threshold of {threshold:g}, and not listed; look whether they are the same:"
+        )
+    lines = [group[:COLUMNS] for group in groups[:SHEET_ROWS]]
+    return Answer(("group", "name", "same_as", "similarity"), listed, told, lines, space.read, (*space.notes, *notes))
+
+
+def _similar(
+    vectors: Tensor, threshold: float, approximate: bool, advance: Callable[[int], None]
+) -> Iterator[neighbours.Pairs]:
+    """Pairs of at least this cosine: all of them, or most by faiss."""
+    if not approximate:
+        yield from neighbours.pairs(vectors, threshold, advance)
+        return
+    near = neighbours.approximate(vectors, vectors, 32)
+    query, rank = (near.cosines >= threshold).nonzero(as_tuple=True)
+    ends = torch.stack([query, near.rows[query, rank]]).sort(0).values
+    (lower, higher), first = np.unique(ends.numpy(), axis=1, return_index=True)
+    apart = higher > lower
+    yield neighbours.Pairs(lower[apart], higher[apart], near.cosines[query, rank].numpy()[first][apart])
 
 
 def outliers(run: str, name: str = "", k: int = 10, count: int = 0, approximate: bool = False) -> Answer:
@@ -185,7 +230,8 @@ def outliers(run: str, name: str = "", k: int = 10, count: int = 0, approximate:
         for rank, row in enumerate(order, 1)
     ]
     sentence = f"{len(space.names):,} images, the least similar to others first"
-    return Answer(("rank", "name", "distance", "nearest"), listed, sentence, _lines(order), space.read)
+    columns = ("rank", "name", "distance", "nearest")
+    return Answer(columns, listed, sentence, _lines(order), space.read, space.notes)
 
 
 def pick(
@@ -211,7 +257,8 @@ def pick(
         else f"the mean similarity of an image to its nearest picked one is {figures[-1]:.2f}"
     )
     sentence = f"{count} of {len(kept):,} images picked; {end}"
-    return Answer(("rank", "name", column), listed, sentence, _lines([kept[int(row)] for row in rows]), space.read)
+    lines = _lines([kept[int(row)] for row in rows])
+    return Answer(("rank", "name", column), listed, sentence, lines, space.read, space.notes)
 
 
 def _lines(rows: list[int]) -> list[list[int]]:
@@ -241,6 +288,8 @@ def write(answer: Answer, out: Path, sheet: Path | None = None) -> None:
         tell("  ".join(f"{value:>6}" if isinstance(value, int | float) else str(value) for value in row))
     if len(answer.rows) > 10:
         tell(f"… {len(answer.rows) - 10:,} more")
+    for note in answer.notes:
+        tell(note)
     tell(f"{answer.sentence}. The whole list is in {out}.")
 
 

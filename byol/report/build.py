@@ -17,6 +17,7 @@ from byol.evals.encoder import Encoder
 from byol.evals.features import finite_rows
 from byol.report import collect, gallery, page, samples
 from byol.report.collect import Facts, Record
+from byol.run import caution
 from byol.run.directory import now
 from byol.run.files import placed, write_atomically
 from byol.run.progress import say, tell
@@ -33,6 +34,7 @@ def report(runs: Sequence[Path], out: Path, images: int = IMAGES, moved: str = "
     out = placed(out)
     write_atomically(out, content)
     for record in records:
+        caution.repeat(record.path)
         for note in record.notes:
             say(f"{record.name}: {note}")
     tell(f"{out}: {len(records)} run{'s' * (len(records) > 1)}, {len(content) / 1e6:.1f} MB")

@@ -14,10 +14,10 @@ from byol.errors import ByolError, DiskError, UsageError
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.metrics import PLAIN, shown
 from byol.evals.record import Figure, read_all
-from byol.run import monitor
 from byol.run.files import read_json, read_metrics, read_regular, regular_text
 from byol.run.progress import duration
 from byol.run.record import NAME, RunRecord, Verdict, encode, read_run
+from byol.run.verdict import judge
 from byol.tables import record as cells
 from byol.weights import card
 
@@ -60,7 +60,7 @@ def read(path: Path) -> Record:
         config = apply(Config(), {name: value for name, value in run.config.items() if name in known})
         metrics = [line for line in read_metrics(path / "metrics.jsonl") if isinstance(line["step"], int)]
         stored = run.verdict if run.status == "finished" else None
-        verdict = stored or monitor.verdict(metrics, config)
+        verdict = stored or judge(metrics, config)
     except (AttributeError, TypeError, KeyError, ValueError, UsageError):
         raise DiskError(f"{path / NAME} or metrics.jsonl is damaged: its values are not those of a run.") from None
     record = Record(path, run, config, metrics, Verdict(verdict.word, verdict.sentence), None)

@@ -2,6 +2,7 @@
 const WORDS = {
   learning: ["learning", "✓", "It is learning."],
   stalled: ["stalled", "!", "It has stalled."],
+  worse: ["collapsing", "×", "It is worse than before training."],
   collapsing: ["collapsing", "×", "It is collapsing."],
   "collapsed data": ["collapsing", "×", "All images are the same."],
   "too early": ["early", "…", "Too early to tell."],
@@ -12,6 +13,13 @@ const STATUS = {
   interrupted: (run) => `interrupted after step ${count(run.done)} of ${count(run.plan.steps)}`,
   diverged: (run) => `diverged after step ${count(run.done)}`,
 };
+
+// The sentence begins with its word, for terminals; the heading above it has said the word already.
+function reasons({ word, sentence }) {
+  const said = plain(sentence);
+  const rest = said.toLowerCase().startsWith(word) ? said.slice(word.length).replace(/^[^:]*:\s*/, "") : said;
+  return rest.charAt(0).toUpperCase() + rest.slice(1);
+}
 
 function verdict(run, index) {
   const [kind, sign, words] = WORDS[run.verdict.word] || WORDS["too early"];
@@ -37,7 +45,7 @@ function verdict(run, index) {
       el("span", { class: "chip" }, status),
     ),
     el("h1", {}, el("span", { class: "sign", "aria-hidden": "true" }, sign), words),
-    el("p", {}, plain(run.verdict.sentence)),
+    el("p", {}, reasons(run.verdict)),
     el(
       "ul",
       { class: "facts" },

@@ -103,6 +103,11 @@ class Setup:
         ended = self.record_of_run.status == "finished" and self.record_of_run.verdict is not None
         return ended and last == [self.plan.steps]
 
+    @property
+    def pace(self) -> float:
+        """Images a second that were expected when the run was planned; 0 where nothing was."""
+        return self.record_of_run.estimate.images_per_second if self.record_of_run.estimate else 0.0
+
     def metrics_line(self, k: int, step: Step, **schedules: float) -> dict[str, Any]:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}

@@ -190,7 +190,8 @@ class Metrics:
     """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
 
     def __init__(self, path: Path | None, step: int = 0, tensorboard: bool = False) -> None:
-        """Opens for appending after dropping what was logged at or after `step`, which will be done again.
+        """Opens for appending after dropping what was logged at or after `step`, which will be done again; at 0 that is
+        everything, also the look before the first step.
 
         Without a path nothing is written: another process does that.
         """
@@ -200,7 +201,7 @@ class Metrics:
             return
         refuse_link(path, path.with_name("tensorboard"))
         self.events = _events(path.with_name("tensorboard"), step) if tensorboard else None
-        self.history = [record for record in read_metrics(path) if record["step"] < step]
+        self.history = [record for record in read_metrics(path) if record["step"] < step] if step else []
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in self.history).encode())
         self.file = open_to_append(path)
 

@@ -1,10 +1,10 @@
-"""The monitor of a run: is it learning, is it collapsing? Measures without labels, neighbours, a verdict in words."""
+"""The monitor of a run: measures without labels at every look, nearest neighbours for people to watch, and accuracy
+where there are labels. `byol.run.verdict` says what the looks mean."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byol import neighbours, views
+from byol import views
 from byol.config import Config, Plan
 from byol.crops import center_crop
 from byol.data.loader import Images
@@ -20,14 +20,10 @@ from byol.errors import BadData, DiskError
 from byol.method import Method
 from byol.run import files
 from byol.run.machine import Machine, represent
-from byol.run.record import Verdict
 
+LOOKS = 20  # in a run, besides the one before it
 SHARE = 0.03  # of the training time, at most, goes into measuring
-COLLAPSED_SPREAD = 0.1
-COLLAPSED_RANK = 2.0
-FAST_TARGET_RANK = 0.75  # of the highest rank so far
-UNCHANGED = "views are not told apart better than at the start"
-FEW_STEPS = 500  # of the small recipes; the paper's shortest run has 12,500
+FEWEST = 256.0  # images to look at: fewer tell a third from a quarter by chance
 
 NEIGHBOURS = "neighbours.json"
 QUERIES, NEAREST_SHOWN = 12, 8
@@ -53,10 +49,31 @@ def length(vectors: Tensor) -> float:
     return float(vectors.double().norm(dim=1).mean())
 
 
+def directions(vectors: Tensor) -> float:
+    """In how many directions vectors (N, D) differ: 1 over the mean squared cosine of two of them, which are centred.
+
+    1: they lie on a line, so that any two images are the same or opposite; D: they fill the sphere.
+    """
+    unit = torch.nn.functional.normalize(vectors.double() - vectors.double().mean(0), dim=1)
+    squares = (unit.T @ unit).square().sum() - len(unit)
+    return float(len(unit) * (len(unit) - 1) / squares.clamp(min=1e-12)) if len(unit) > 1 else 1.0
+
+
 def retrieval(first: Tensor, second: Tensor) -> float:
     """How often an image's first view is nearest to its own second view among all second views (N, D), (N, D)."""
     first, second = (torch.nn.functional.normalize(v.double(), dim=1) for v in (first, second))
     return float(((first @ second.T).argmax(1) == torch.arange(len(first))).double().mean())
+
+
+def twins(first: Tensor, second: Tensor) -> float:
+    """How often a view is nearer to the other view of its image than to another image's: 0.5 by chance, 1 at best.
+
+    Vectors (N, D), (N, D) are centred, because what all images share tells none from another.
+    """
+    mean = torch.cat([first, second]).double().mean(0)
+    first, second = (torch.nn.functional.normalize(v.double() - mean, dim=1) for v in (first, second))
+    cosines = first @ second.T
+    return float((cosines < cosines.diagonal()[:, None]).double().sum() / max(len(cosines) * (len(cosines) - 1), 1))
 
 
 class Monitor:
@@ -65,12 +82,14 @@ class Monitor:
     def __init__(self, images: Images, config: Config, plan: Plan, machine: Machine, out: Path, step: int = 0) -> None:
         """`step` is where training begins: it will make the looks at or after `step` again, so they are dropped."""
         self.config, self.machine = config, machine
-        trained = 8 * plan.monitor_steps * plan.batch  # between two looks, in forward passes: eight for each image
+        # Between two looks, in forward passes: eight for each image. How many images are looked at follows from the
+        # data and the epochs alone, so that runs with other batches look at the same images.
+        trained = 8 * plan.images * (config.run.monitor_epochs or config.optim.epochs / LOOKS)
         self.neighbourhood = Neighbourhood(images, config, trained, out / NEIGHBOURS, step)
         budget = SHARE * trained
-        pairs = int(min(config.run.monitor_images, max(128.0, budget / 4)))
-        pool = images.held_out if len(images.held_out) >= 32 else images.train
-        chosen = np.random.default_rng([config.run.seed, 2]).permutation(pool)[:pairs]
+        pairs = int(min(config.run.monitor_images, max(FEWEST, budget / 4)))
+        random = np.random.default_rng([config.run.seed, 2])
+        chosen = np.concatenate([random.permutation(images.held_out), random.permutation(images.train)])[:pairs]
         readable = images.read(chosen)
         if not readable:
             raise BadData(f"None of {len(chosen)} images of {images.source.name} can be read.")
@@ -105,21 +124,27 @@ class Monitor:
         return together[:, :size], together[:, size:]
 
     def look(self, method: Method, step: int) -> dict[str, float]:
-        """The measures after `step`; also adds the step's neighbours to their file. Leaves the method as it was."""
+        """The measures after `step`, −1 for those before the first; also adds the step's neighbours to their file.
+
+        Leaves the method as it was.
+        """
         method.eval()
-        y1, z1 = self._forward(method, self.views[0])
-        _, z2 = self._forward(method, self.views[1])
+        (y1, z1), (y2, z2) = (self._forward(method, pixels) for pixels in self.views)
         measures = {
             "spread": spread(z1),
             "rank_representation": effective_rank(y1),
             "rank_projection": effective_rank(z1),
             "norm_representation": length(y1),
             "norm_projection": length(z1),
+            "directions": min(directions(y1), float(y1.shape[1])),
             "retrieval": retrieval(z1, z2),
+            "twins": twins(y1, y2),
             "images": float(len(y1)),
             "distinct": float(self.distinct),
         }
         if self.bank and self.queries:
+            from byol import neighbours
+
             bank, _ = self._forward(method, self.bank[0])
             queries, _ = self._forward(method, self.queries[0])
             winners = neighbours.votes(bank, self.bank[1], queries, classes=self.classes).argmax(1)
@@ -137,7 +162,7 @@ class Neighbourhood:
     RUN/neighbours.json holds the names of the images, of which the first are the queries, and the looks so far.
     """
 
-    def __init__(self, images: Images, config: Config, trained: int, path: Path, step: int) -> None:
+    def __init__(self, images: Images, config: Config, trained: float, path: Path, step: int) -> None:
         self.path = path
         count = int(min(MOST_SHOWN, max(FEWEST_SHOWN, NEIGHBOURS_SHARE * trained)))
         random = np.random.default_rng([config.run.seed, 4])
@@ -145,10 +170,12 @@ class Neighbourhood:
         crops, indices = _whole(images, order[:count], config.data.resolution)
         self.pixels = torch.stack(crops) if len(crops) > 1 else None
         self.names = [images.source.describe(index) for index in indices]
-        self.looks = [look for look in _looks(path) if look["step"] < step]
+        self.looks = [look for look in _looks(path) if look["step"] < step] if step else []
 
     def keep(self, vectors: Tensor, step: int) -> None:
         """Adds the neighbours after `step`, by the images' representations (N, D)."""
+        from byol import neighbours  # here, as importing the loop loads nothing that only a look needs
+
         queries = torch.arange(min(QUERIES, len(vectors)))
         cosines, rows = neighbours.nearest(vectors, vectors[queries], NEAREST_SHOWN, own=queries)
         shown = [[round(value, 4) for value in line] for line in cosines.tolist()]
@@ -185,103 +212,3 @@ def _labelled(images: Images, indices: np.ndarray, config: Config) -> tuple[Tens
 def _bytes(pixels: Tensor) -> Tensor:
     """Pixels in [0, 1] as uint8."""
     return (pixels * 255).round().to(torch.uint8)
-
-
-def verdict(history: Sequence[Mapping[str, Any]], config: Config = Config()) -> Verdict:
-    """What the looks so far say; the README tells how that was checked against runs known to collapse."""
-    looks = [record for record in history if "spread" in record]
-    if not looks:
-        return Verdict("too early", "Too early to tell: no look yet.")
-    last = looks[-1]
-    figures = (
-        f"spread {last['spread']:.2f} (collapsed 0, healthy near 1), rank {last['rank_projection']:.0f}, "
-        f"a view finds its twin in {last['retrieval']:.0%} of cases (chance {1 / last['images']:.1%})"
-    )
-    if len(looks) == 1:
-        return Verdict("too early", f"Too early to tell: {figures}.")
-    if last.get("distinct", 2) < 2:
-        return Verdict(
-            "collapsed data",
-            f"Collapsed data: all {last['images']:.0f} images looked at are one and the same, so there is nothing to "
-            "tell apart. Check what the folder holds.",
-        )
-    collapse = _collapse(looks, _fast_target(history, config))
-    if collapse:
-        cause = _cause(_fast_target(history, config), config)
-        return Verdict("collapsing", f"Collapsing: {collapse}: {figures}. {cause}")
-    if len(looks) < 5 and last["retrieval"] < _told_apart(looks):
-        return Verdict("too early", f"Too early to tell: {figures}.")
-    stall = _stall(looks)
-    if stall:
-        few = last["step"] < FEW_STEPS and stall == UNCHANGED
-        remedy = " So few steps are rarely enough: raise optim.epochs." if few else ""
-        return Verdict("stalled", f"Stalled: {stall}: {figures}.{remedy}")
-    return Verdict("learning", f"Learning: {figures}.")
-
-
-def _collapse(looks: Sequence[Mapping[str, Any]], fast_target: bool) -> str:
-    """How the last look shows a collapse; empty if it does not."""
-    last, highest = looks[-1], max(look["rank_projection"] for look in looks)
-    if last["spread"] < COLLAPSED_SPREAD or last["rank_projection"] < COLLAPSED_RANK:
-        return "all images are becoming the same"
-    # The paper found that a target which follows at once ends in a collapse; a falling rank is the early sign. The
-    # rank rises in the first steps, and how far it has fallen at the end of a short run depends on rounding: measured
-    # from the highest look, it falls below the threshold whatever the number of threads.
-    if fast_target and last["rank_projection"] < FAST_TARGET_RANK * highest:
-        return f"the rank has fallen from {highest:.0f}, and the target follows at once"
-    return ""
-
-
-def _told_apart(looks: Sequence[Mapping[str, Any]]) -> float:
-    """The retrieval above which views are told apart better than at the start."""
-    return max(1.2 * float(looks[0]["retrieval"]), 3 / float(looks[-1]["images"]))
-
-
-def _stall(looks: Sequence[Mapping[str, Any]]) -> str:
-    """How the looks show that nothing is learned any more; empty if they do not, or are too few to tell."""
-    if len(looks) < 5 or _classes_emerge(looks):
-        return ""
-    # Means of three looks, and two standard errors: with a few hundred images a single look is uncertain.
-    values = [look["retrieval"] for look in looks]
-    averages = [sum(values[i : i + 3]) / 3 for i in range(len(values) - 2)]
-    best_before = max(averages[: max(1, math.ceil(len(averages) * 0.6))])
-    error = 2 * _standard_error(best_before, 3 * looks[-1]["images"])
-    if averages[-1] < _told_apart(looks):
-        return UNCHANGED
-    if averages[-1] < 0.8 * best_before - error:
-        return f"views were told apart better earlier ({best_before:.0%})"
-    return ""
-
-
-def _classes_emerge(looks: Sequence[Mapping[str, Any]]) -> bool:
-    """With labels: nearest neighbours are right clearly more often than at the start, whatever the views say."""
-    if "knn" not in looks[0]:
-        return False
-    before, now = looks[0]["knn"], sum(record["knn"] for record in looks[-3:]) / 3
-    return bool(now > before + 2 * _standard_error(now, looks[-1]["images"]))
-
-
-def _standard_error(share: float, count: float) -> float:
-    return math.sqrt(max(share * (1 - share), 0.0) / count)
-
-
-def _held_apart(config: Config) -> bool:
-    """Whether images stay apart without a slow target: by negatives (paper, section 5), or by a predictor that is
-    solved for or learns faster than the rest (appendix I)."""
-    negatives = config.objective.name == "info-nce" and config.objective.beta > 0
-    faster = config.network.predictor == "mlp" and config.optim.predictor_lr > 1
-    return negatives or faster or config.network.predictor == "optimal-linear"
-
-
-def _fast_target(history: Sequence[Mapping[str, Any]], config: Config) -> bool:
-    taus = [record["tau"] for record in history if "tau" in record]
-    return bool(taus) and taus[0] < 0.5 and not _held_apart(config)
-
-
-def _cause(fast_target: bool, config: Config) -> str:
-    """The likeliest reason, from what the run was told to do."""
-    if config.network.predictor == "none" and not _held_apart(config):
-        return "Likely cause: there is no predictor (network.predictor is none)."
-    if fast_target:
-        return "Likely cause: the target follows at once; try network.target moving-average, optim.tau 0.97 to 0.996."
-    return "Likely causes: a learning rate out of range (try a lower optim.lr), or too slow a predictor (predictor_lr)."

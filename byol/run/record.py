@@ -87,9 +87,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The monitor's judgement: one word for programs and one sentence for people."""
+    """The monitor's judgement: one word for programs and a few sentences for people, which begin with the word."""
 
-    word: Literal["too early", "learning", "stalled", "collapsing", "collapsed data"]
+    word: Literal["too early", "learning", "stalled", "worse", "collapsing", "collapsed data"]
     sentence: str
 
 

@@ -22,11 +22,12 @@ from byol.run import machine
 from byol.run.directory import commit
 from byol.run.files import read_metrics
 from byol.run.record import NAME, encode, read_run
+from byol.run.verdict import MEASURES
 from byol.tables.cells import FREE, Cell, Evaluation
 from byol.tables.compute import header
 from byol.tables.record import CellRecord, Look, Score, Verdict
 
-LOOK = ("step", "spread", "rank_projection", "norm_representation", "norm_projection", "knn")
+LOOK = (*MEASURES, "norm_representation", "norm_projection")
 
 
 def measure(cell: Cell) -> CellRecord:
@@ -116,6 +117,6 @@ def _score(cell: Cell, encoder: Encoder, evaluation: Evaluation, cache: Path) ->
 
 
 def _looks(run: Path) -> list[Look]:
-    """The monitor's measures over the run, for the curves of norms."""
+    """The monitor's measures over the run: all that the verdict goes by, and the norms for their curves."""
     looks = [line for line in read_metrics(run / "metrics.jsonl") if "spread" in line]
     return [{name: look[name] for name in LOOK if name in look} for look in looks]

@@ -17,6 +17,7 @@ from byol.checkpoint import encoder_header, encoder_path, encoder_settings, load
 from byol.config import Config, apply
 from byol.errors import DiskError, OutputBusy, UsageError, nearest
 from byol.evals.encoder import checksum
+from byol.run import caution
 from byol.run.files import followed, placed, read_json, write_atomically, write_json
 from byol.weights import card, reader, resnets
 from byol.weights.compare import difference
@@ -51,6 +52,7 @@ def export(run: Path, to: str, out: Path) -> Export:
     source = open_run(run)
     if out.exists() and out.samefile(encoder_path(run)):
         raise UsageError(f"--out is the encoder that is read, {out}. Choose another.")
+    caution.repeat(run)
     out = placed(out)
     done = write(source, out)
     if not done.difference <= limit:

@@ -18,9 +18,10 @@ from byol.config import Config, apply, declared, flatten
 from byol.data import loader
 from byol.data.source import Source
 from byol.errors import BadData, Diverged, OutputBusy, UsageError
-from byol.run import directory, files, monitor
+from byol.run import directory, files
 from byol.run.machine import Machine
 from byol.run.record import FORMAT, Asked, DataFacts, RunRecord
+from byol.run.verdict import judge
 from tests.conftest import TINY
 from tests.test_pretraining import digest
 
@@ -91,7 +92,7 @@ def test_images_that_are_all_the_same_are_collapsed_data(
         run = byol.pretrain(tmp_path / name, tmp_path / f"{name}-run", "cifar10-cpu", tiny | {"optim.epochs": 4} | stop)
         assert (run.verdict.word == "collapsed data") == (name == "same"), run.verdict.sentence
         assert "distinct" in run.metrics[-1]
-    assert monitor.verdict(run.metrics).word != "collapsed data"
+    assert judge(run.metrics).word != "collapsed data"
 
 
 def test_few_images_and_small_batches(folder: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:

@@ -484,6 +484,7 @@ def test_all_protocols_in_one_command(path: Path, tmp_path: Path, capsys: pytest
         out=tmp_path / "out",
         cache=tmp_path / "cache",
         settings={"run.precision": "float32", "data.workers": 0},
+        compare=False,
     )
     printed = capsys.readouterr().out
     assert list(found) == list(CLASSIFICATION)

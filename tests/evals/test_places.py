@@ -48,7 +48,7 @@ def test_results_on_data_of_one_name_stay_apart(run: Path, folders: list[Path]) 
     for on in (*folders, *folders):
         knn(run, on)
     places = sorted(path.parent.parent.name for path in run.rglob(record.NAME))
-    assert places == ["b-images", "images"]
+    assert places == ["b-images", "images", "random-b-images", "random-images"]
     notes = list[str]()
     checksums = {path.parent.parent.name: result.data.checksums for path, result in record.read_all(run, notes)}
     assert not notes

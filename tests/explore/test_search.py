@@ -73,7 +73,7 @@ def test_pairs_are_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "COSINES", 300 * 256)  # parts of 300 rows, which end in the middle of a block
     vectors = unit(1100, 4)
     blocks = list(neighbours.pairs(vectors, 0.99, quiet))
-    listed = [(int(a), int(b)) for lower, higher in blocks for a, b in zip(lower, higher, strict=True)]
+    listed = [(int(a), int(b)) for lower, higher, _ in blocks for a, b in zip(lower, higher, strict=True)]
     found = set(listed)
     assert len(listed) == len(found)
     every = (vectors @ vectors.T).numpy()
@@ -144,6 +144,75 @@ def test_dedupe_groups_by_the_threshold(tmp_path: Path) -> None:
         "41.jpg",
         "20.jpg",
     ]
+
+
+def kept_by_a_loop(every: np.ndarray, threshold: float) -> list[int]:
+    """For each row the first earlier row that is kept and that similar, or itself: two plain loops."""
+    kept: list[int] = []
+    for row in range(len(every)):
+        near = [other for other in range(row) if kept[other] == other and every[other, row] >= threshold]
+        kept.append(near[0] if near else row)
+    return kept
+
+
+def test_members_are_compared_with_the_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if groups are chained, or a row keeps others before it has met every lower row: against two loops."""
+    monkeypatch.setattr(neighbours, "ASKED", 64)
+    monkeypatch.setattr(neighbours, "COSINES", 100 * 64)  # parts of 100 rows, which end in the middle of a block
+    vectors = unit(400, 3)
+    kept = np.arange(400)
+    for lower, higher, cosines in neighbours.pairs(vectors, 0.9, quiet):
+        assert (cosines >= 0.9).all()
+        neighbours.keep_first(kept, lower, higher)
+    assert kept.tolist() == kept_by_a_loop((vectors @ vectors.T).numpy(), 0.9)
+    assert 10 < len(set(kept.tolist())) < 200
+
+
+def test_dedupe_does_not_chain(tmp_path: Path) -> None:
+    """Breaks if a row of images, each near the next, becomes one group whose ends are unlike."""
+    angles = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    circle = npz(tmp_path / "f.npz", np.stack([np.cos(angles), np.sin(angles), 0 * angles], 1))
+    answer = search.dedupe(circle, threshold=0.98, yes=True)
+    assert len(answer.rows) > 30
+    assert min(row[3] for row in answer.rows) >= 0.98
+
+
+def test_dedupe_shows_the_nearest_pairs_that_it_leaves_out(tmp_path: Path) -> None:
+    """Breaks if the pairs shown are not the most similar ones below the threshold."""
+    values = np.random.default_rng(3).normal(size=(40, 16))
+    for row, noise in ((30, 0.05), (31, 0.15), (32, 0.2)):
+        values[row] = values[row - 20] + noise * np.random.default_rng(row).normal(size=16)
+    every = cosines(values)
+    answer = search.dedupe(npz(tmp_path / "f.npz", values), threshold=0.995)
+    assert [row[1] for row in answer.rows] == ["10.jpg", "30.jpg"]
+    assert "threshold of 0.995" in answer.notes[0]
+    assert answer.notes[1:] == (
+        f"11.jpg and 31.jpg: {every[11, 31]:.4f}",
+        f"12.jpg and 32.jpg: {every[12, 32]:.4f}",
+    )
+
+
+def test_dedupe_refuses_to_call_most_images_repeats(tmp_path: Path) -> None:
+    """Breaks if the encoder of a collapsed run can have a folder emptied without a second word."""
+    values = np.random.default_rng(4).normal(size=(100, 16))
+    values[60:] = values[:40]
+    file = npz(tmp_path / "f.npz", values)
+    with pytest.raises(UsageError, match=r"40 of 100 images .* 30% .*--yes"):
+        search.dedupe(file)
+    assert len(search.dedupe(file, yes=True).rows) == 80
+    values[70:] = np.random.default_rng(5).normal(size=(30, 16))
+    assert len(search.dedupe(npz(tmp_path / "g.npz", values)).rows) == 20
+
+
+def test_similarities_of_a_degenerate_encoder_are_called_so(tmp_path: Path) -> None:
+    """Breaks if ten rows of 1.0 stand there without a word, or an encoder of ten directions is called degenerate."""
+    random = np.random.default_rng(6)
+    line = random.normal(size=(300, 1)) * np.ones(16) + 0.01 * random.normal(size=(300, 16))
+    flat = search.search(Path("3.jpg"), npz(tmp_path / "flat.npz", line))
+    assert flat.rows[-1][2] > 0.99
+    assert "look alike to this encoder, which tells 1.0 directions apart" in flat.notes[0]
+    full = npz(tmp_path / "full.npz", random.normal(size=(300, 10)))
+    assert search.search(Path("3.jpg"), full).notes == ()
 
 
 def test_coverage_is_near_the_best_possible() -> None:

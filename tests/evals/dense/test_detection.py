@@ -379,6 +379,7 @@ def test_a_tree_from_the_command_to_the_result_file(tmp_path: Path) -> None:
         seeds=(0, 1),
         out=tmp_path / "out",
         settings={"run.precision": "float32", "data.workers": 0},
+        compare=False,
     )
     stored = json.loads((tmp_path / "out" / "detection" / "result.json").read_text())
     assert record.read(tmp_path / "out" / "detection" / record.NAME) == found["detection"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,9 +114,8 @@ def test_it_learns(tmp_path: Path) -> None:
     checkpoint.save_encoder(file, encoder.module, encoder.config, {"step": 1})
     spec = Segmentation(steps=130, batch=16, lrs=(0.2,), crop=32, scales=(0.8, 1.25), channels=32, dilation=2)
     settings = {"run.precision": "float32", "data.workers": 0}
-    found = evaluate(
-        file, "scenes:200", ["segmentation"], specs=Specs(segmentation=spec), out=tmp_path / "out", settings=settings
-    )["segmentation"]
+    asked: dict[str, Any] = {"out": tmp_path / "out", "settings": settings, "compare": False}
+    found = evaluate(file, "scenes:200", ["segmentation"], specs=Specs(segmentation=spec), **asked)["segmentation"]
     truth = np.stack([render(i, split="test").semantic.numpy() for i in range(40)])
     constant = mean_iou(counted(truth, np.zeros_like(truth), 11))
     assert found.test["mIoU"].mean > 1.5 * constant
