@@ -115,7 +115,7 @@ def table(
         Show all tables and end.
     scale
         paper: ImageNet as in the paper, below --data.root. On the images of --data: cpu, minutes a cell, or night,
-        45 minutes of one core a cell.
+        half an hour of one core a cell.
     seeds
         Repeat every row with this many seeds; the paper's number when left out.
     data

@@ -44,7 +44,7 @@ def both_methods(label: str, byol: str, simclr: str, overrides: Overrides, **mor
 
 
 def smaller(divisor: int, byol: str, simclr: str) -> tuple[Row, Row]:
-    """A batch divided by N. Passes of 4 images take a small cell four times as long, for a night; 2 are too few."""
+    """A batch divided by N. Passes of 4 images take a small cell five times as long, for a night; 2 are too few."""
     least: ScaleName = "cpu" if divisor <= 8 else "night" if divisor == 16 else "paper"
     overrides = {"optim.accumulate": divisor} if divisor > 1 else {}
     return both_methods(f"batch/{divisor}", byol, simclr, overrides, x=4096 / divisor, least=least)

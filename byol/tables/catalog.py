@@ -45,6 +45,11 @@ def _names(text: str, row: Row) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.])", row.label, re.IGNORECASE) is not None
 
 
+def _untrained(row: Row) -> bool:
+    """Whether a row scores a random encoder as the columns ask, and not by a protocol that trains it."""
+    return row.encoder == "random" and not row.protocol
+
+
 @dataclass(frozen=True)
 class Request:
     """What the user asked for."""
@@ -66,8 +71,8 @@ def plan(asked: Request) -> Plan:
     scale = SCALES[asked.scale]
     rows = chosen(table, scale, asked.rows)
     _check_data(asked, scale, rows)
-    if scale.small and not any(row.encoder == "random" for row in rows):
-        rows += (next((row for row in table.at(scale) if row.encoder == "random"), UNTRAINED),)
+    if scale.small and not any(_untrained(row) for row in rows):
+        rows += (next(filter(_untrained, table.at(scale)), UNTRAINED),)
     return Plan(table, rows, scale, asked.seeds or table.seeds, asked.data, asked.out, asked.given)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
+
+import torch
 
 from byol.config import Config, resolve
 from byol.method import build
@@ -17,33 +20,50 @@ from byol.tables.scales import SCALES, memory_of
 from byol.tables.table import Row, resolved
 
 
-def forecast(cells: Sequence[Cell], images: int) -> dict[str, float]:
-    """Seconds of training for each cell, by key: one is timed on this machine, the others go by their operations.
+def forecast(cells: Sequence[Cell], images: int, together: int = 1) -> dict[str, float]:
+    """Seconds of training for each cell, by key, without its evaluations.
 
-    Evaluations are not in it, nor that passes of few images waste time.
+    One cell for each number of images a pass is timed on this machine, where each of several cells together has its
+    share of the threads; the others go by their operations.
     """
-    configs = {cell.key: compose(cell.preset, cell.overrides, {})[0] for cell in cells}
-    work = {cell.key: _operations(cell, configs[cell.key], images) for cell in cells}
-    timed = next((cell.key for cell in cells if work[cell.key]), "")
-    if not timed:
-        return dict.fromkeys(work, 0.0)
-    config = configs[timed]
+    rates: dict[int, float] = {}
+    found = {}
+    for cell in cells:
+        config = compose(cell.preset, cell.overrides, {})[0]
+        work = _operations(cell, config, images)
+        size = min(config.optim.batch // config.optim.accumulate, cost.TIMED_PIXELS // config.data.resolution**2)
+        if work and size not in rates:
+            rates[size] = _an_image(_shape(config))[1] / _seconds_an_image(config, together)
+        found[cell.key] = work / rates[size] if work else 0.0
+    return found
+
+
+def _seconds_an_image(config: Config, together: int) -> float:
     place = machine.choose(config)
     method = build(config.network, 0, config.objective).to(**place.placement(config))
-    seconds = cost.pace(method, config, place, config.optim.batch // config.optim.accumulate).seconds
-    rate = _an_image(config)[1] / seconds
-    return {key: operations / rate for key, operations in work.items()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // together))
+    try:
+        return cost.pace(method, config, place, config.optim.batch // config.optim.accumulate).seconds
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _operations(cell: Cell, config: Config, images: int) -> float:
     """FLOPs of the training of a cell."""
     if cell.untrained:
         return 0.0
-    one, step = _an_image(config)
+    one, step = _an_image(_shape(config))
     if cell.supervised:
         return 3 * one * float(cell.supervised.settings().epochs) * images  # the gradient costs twice its forward pass
     plan = resolve(config, images)
     return step * plan.batch * plan.steps
+
+
+def _shape(config: Config) -> Config:
+    """What operations depend on: the same for every seed and rate."""
+    usual = Config()
+    return replace(config, optim=usual.optim, views=usual.views, run=replace(usual.run, recompute=config.run.recompute))
 
 
 @lru_cache(maxsize=64)

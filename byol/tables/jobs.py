@@ -5,6 +5,7 @@ A job only computes its cell: results, claims and checkpoints are files below `o
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -145,18 +146,26 @@ def _lost(cell: Cell, job: Any) -> CellRecord:
     return lost
 
 
-def _executor(where: str, out: Path) -> tuple[Any, int]:
-    """submitit's executor and how many jobs it may run at a time."""
+def check(where: str) -> None:
+    """What is wrong with --jobs is said before anything is timed or computed."""
     kind, _, rest = where.partition(":")
-    name, _, gpus = rest.partition(":")
+    name = rest.partition(":")[0]
+    if not where:
+        return
     if kind not in ("local", "slurm") or not name or (kind == "local" and not (name.isdecimal() and int(name))):
         raise UsageError(f"--jobs should be local:N or slurm:PARTITION[:GPUS], such as local:2, not '{where}'.")
-    try:
-        import submitit
-    except ImportError:
-        raise UsageError("--jobs needs submitit: pip install 'byol[slurm]'.") from None
+    if not importlib.util.find_spec("submitit"):
+        raise UsageError("--jobs needs submitit: pip install 'byol[slurm]'.")
     if kind == "slurm" and not shutil.which("sbatch"):
         raise UsageError("--jobs slurm needs Slurm's commands, and there is no sbatch here. Try --jobs local:2.")
+
+
+def _executor(where: str, out: Path) -> tuple[Any, int]:
+    """submitit's executor and how many jobs it may run at a time."""
+    import submitit
+
+    kind, _, rest = where.partition(":")
+    name, _, gpus = rest.partition(":")
     (out / "jobs").mkdir(parents=True, exist_ok=True)
     executor = submitit.AutoExecutor(folder=out / "jobs", cluster=kind, slurm_max_num_timeout=MANY)
     executor.update_parameters(timeout_min=MINUTES[kind], name="byol")

@@ -97,18 +97,18 @@ def percent(own: Ours | None, plain: bool = False) -> str:
 
 
 def part(share: float | None) -> str:
-    """A share of a run, as one would say it: 1/940; of what is never forgotten, all."""
+    """A share of a run, as one would say it: 1/940, or 65 % where it is large; of what is never forgotten, all."""
     if share is None:
         return "–"
-    if share >= 1:
-        return "all"
+    if share > 0.2:
+        return "all" if share >= 1 else f"{share:.0%}"
     return "none" if not share else f"1/{round(1 / share, 2 - len(str(int(1 / share)))):,.0f}"
 
 
 def markdown(table: TableRecord) -> str:
     """The table for people, with what it rests on and the paper's inconsistencies below."""
     titles = [column.title for column in table.columns]
-    varied = len({row.pace.tau for row in table.rows if row.pace}) > 1
+    varied = len({row.pace.tau for row in table.rows if row.pace and row.pace.tau is not None}) > 1
     heads = ["row", *(f"{title}{who}" for title in titles for who in (", ours", ", paper")), "seeds", "verdict"]
     heads += ["τ, ours", "remembers", "τ, paper", "remembers"] * varied
     lines = [f"**{table.title}** ({table.source}), `{table.scale}` scale", ""]
@@ -141,14 +141,15 @@ def _tau(row: RowFacts) -> list[str]:
 
 
 def _pace(table: TableRecord, varied: bool) -> str:
-    """tau, unless every row has its own, and warm-up, as shares of our runs and of the paper's."""
-    own, paper = next(((row.pace, row.paper) for row in table.rows if row.pace and row.paper), (None, None))
-    if own is None or paper is None:
+    """tau, unless rows have their own, and warm-up, as shares of our runs and of the paper's."""
+    known = [(row.pace, row.paper) for row in table.rows if row.pace and row.paper]
+    if not known:
         return ""
+    own, paper = next((pair for pair in known if pair[0].tau is not None), known[0])
     words = (
         f"{own.steps:,} steps ({paper.steps:,} in the paper), {part(own.warmup)} of them warm-up ({part(paper.warmup)})"
     )
-    if own.memory is None or paper.memory is None or varied:
+    if own.tau is None or paper.tau is None or varied:
         return words
     memory = f"τ {own.tau:.4g} remembers {part(own.memory)} of the run (paper: τ {paper.tau:.4g}, {part(paper.memory)})"
     return f"{words}; {memory}"
@@ -170,13 +171,14 @@ def _order(table: TableRecord, title: str) -> str:
 
 
 def _how(table: TableRecord) -> str:
-    """Data, preset and protocol of the runs, from the first cell that is finished."""
+    """Epochs, data, resolution and protocols of the runs, from the first cell that is finished."""
     cell = next((cell for row in table.rows for cell in row.cells if cell.status == "finished"), None)
     if cell is None:
         return "no run is finished"
     protocols = ", ".join(dict.fromkeys(column.protocol for column in table.columns if column.protocol))
     epochs = f"{cell.overrides['optim.epochs']:g} epochs of " if "optim.epochs" in cell.overrides else ""
-    return f"`{cell.preset}`, {epochs}{next(iter(cell.data))}, {protocols}, test images"
+    side = f" at {cell.overrides['data.resolution']} px" if "data.resolution" in cell.overrides else ""
+    return f"{epochs}{next(iter(cell.data))}{side}, {protocols}, test images"
 
 
 def comma_separated(table: TableRecord) -> str:

@@ -50,20 +50,23 @@ class Progress:
 
 def preview(plan: Plan, where: str = "") -> None:
     """Says what `run` would do: cells, minutes a cell and in all, and every row with what it means."""
-    expected = forecast(missing(plan.distinct()), plan.images)
+    jobs.check(where)
+    expected = forecast(missing(plan.distinct()), plan.images, at_a_time(where))
     for line in (*announcement(plan, expected, at_a_time(where)), *rows(plan, expected)):
         tell(line)
 
 
 def run(plan: Plan, where: str = "") -> TableRecord:
     """Computes what is missing, writes the table's files and prints it; the same call again continues."""
+    jobs.check(where)
     cells = plan.distinct()
     forget_other_weights(cells)
     todo = missing(cells)
-    expected = {} if where.startswith("slurm") else forecast(todo, plan.images)  # other machines have other times
+    here = not where.startswith("slurm")  # other machines have other times
+    expected = forecast(todo, plan.images, at_a_time(where)) if here else {}
     for line in announcement(plan, expected, at_a_time(where)):
         say(line)
-    progress = Progress(len(todo), expected, at_a_time(where))
+    progress = Progress(len(todo), expected or {cell.key: 1.0 for cell in todo if not cell.untrained}, at_a_time(where))
     if todo and where:
         jobs.run(todo, where, plan.out, progress.ended)
     elif todo:

@@ -142,7 +142,7 @@ SCALES: dict[str, Scale] = {
         "paper-300",
         {**SMALL, "optim.epochs": 30.0, "optim.warmup_epochs": Share(1 / 30)},  # the share of the paper's ablations
         {**SMALL_SPEC, "supervised.epochs": 30.0, "supervised.warmup_epochs": 1.0},
-        minutes=45.0,
+        minutes=30.0,
     ),
     "cpu": Scale(
         "cpu",
