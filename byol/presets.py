@@ -148,6 +148,27 @@ def cifar10_cpu() -> Config:
     )
 
 
+def vit() -> Config:
+    """A ViT of timm, at 224 px: AdamW and clipped gradients; LARS, whose step follows the weights' norm, collapses.
+
+    Rates and decay lie between those of MoCo v3 and DINO, which train ViTs with the same two views and a moving average.
+    MEASURED
+    """
+    return Config(
+        network=Network(encoder="timm:vit_small_patch16_224"),
+        optim=Optim(
+            optimizer="adamw",
+            epochs=300,
+            warmup_epochs=30,
+            batch=1024,
+            lr=5e-4,
+            weight_decay=0.05,
+            clip=1.0,
+            tau=0.99,
+        ),
+    )
+
+
 def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[Reason]]:
     """Chooses for these images on this machine, around the fields that are `asked` for, and says why."""
     choices = Choices(facts, dict(asked or {}))
@@ -253,6 +274,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "paper-40": paper_40,
     "paper-512": paper_512,
     "simclr": simclr,
+    "vit": vit,
     "imagenette": imagenette,
     "cifar10": cifar10,
     "cifar10-cpu": cifar10_cpu,

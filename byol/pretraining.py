@@ -152,7 +152,8 @@ def build(setup: Setup) -> State:
     """Networks and optimizer on their device, as the newest checkpoint has them or as they begin; shows the plan."""
     config = setup.config
     torch.manual_seed(config.run.seed)
-    model = method.build(config.network, setup.classes, config.objective).to(**setup.machine.placement(config))
+    model = method.build(config.network, setup.classes, config.objective, config.data.resolution)
+    model = model.to(**setup.machine.placement(config))
     if processes.world() > 1:
         from byol.parallel import norms
 
@@ -201,7 +202,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             with guarded(State(model, optimizer, k), setup):
                 passes = augmented(crops, setup)
-                step = update(model, optimizer, passes, lr=lr, tau=tau, machine=setup.machine)
+                step = update(model, optimizer, passes, lr=lr, tau=tau, machine=setup.machine, clip=config.optim.clip)
                 if k % config.run.log_every == 0 or k + 1 == plan.steps:
                     watch.metrics.add(setup.metrics_line(k, step, lr, tau))
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
