@@ -43,6 +43,7 @@ def update(
     tau: float,
     beta: float | None = None,
     machine: Machine,
+    clip: float = 0.0,
 ) -> Step:
     """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target.
 
@@ -62,6 +63,7 @@ def update(
     means = [torch.stack(values).mean() for values in zip(*measured, strict=True)]
     average_gradients(optimizer, len(measured), means)
     step = checked(optimizer, means)
+    shorten(method, clip)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)
     optimizer.step()
@@ -103,6 +105,16 @@ def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tenso
     if passes > 1:
         torch._foreach_div_(summed, passes)
     collectives.average([*summed, *numbers])
+
+
+def shorten(method: Method, clip: float) -> None:
+    """Scales the gradients of online network and predictor down together to a norm of at most `clip`; 0: of any.
+
+    Those of the watching classifier do not count: labels must not change what is learned.
+    """
+    if clip:
+        learned = (*method.online.parameters(), *method.predictor.parameters())
+        torch.nn.utils.clip_grad_norm_(learned, clip)
 
 
 def checked(optimizer: Optimizer, means: Sequence[Tensor]) -> Step:

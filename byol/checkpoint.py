@@ -234,8 +234,8 @@ def load_encoder(path: str | Path) -> nn.Module:
     header = encoder_header(path)
     file = encoder_path(path)
     config = apply(Config(), encoder_settings(header), str(file))
-    _check_shapes(file, config.network)
-    encoder = networks.encoder(config.network)
+    _check_shapes(file, config.network, config.data.resolution)
+    encoder = networks.encoder(config.network, config.data.resolution)
     try:
         encoder.load_state_dict(load_tensors(read_regular(file, MOST_BYTES)))
     except (SafetensorError, RuntimeError, OSError):
@@ -252,11 +252,11 @@ def check_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise BadData(f"{file} holds values that are not finite, in {wrong[0]}{more}: it gives no features.")
 
 
-def _check_shapes(file: Path, network: Network) -> None:
+def _check_shapes(file: Path, network: Network, resolution: int = 0) -> None:
     """Before memory is taken for a network that the file only claims to hold."""
     with opened_tensors(file) as opened:
         held = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
-    if held != networks.shapes(network):
+    if held != networks.shapes(network, resolution):
         raise _other(file, network)
 
 

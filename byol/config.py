@@ -192,6 +192,7 @@ class Optim:
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0, high=1e6)
     momentum: float = option(0.9, "of lars and sgd", low=0, high=1)
     trust_coefficient: float = option(1e-3, "of lars", low=0, high=1e6)
+    clip: float = option(0.0, "largest norm of the gradient, beyond which it is scaled down; 0: any", low=0, high=1e12)
     tau: float = option(0.996, "decay of the moving average at the start; rises to 1 along a cosine", low=0, high=1)
     tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")

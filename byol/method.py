@@ -119,13 +119,13 @@ class Method(nn.Module):
             torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1.0 - tau)
 
 
-def build(config: Network, classes: int = 0, objective: Objective = Objective()) -> Method:
+def build(config: Network, classes: int = 0, objective: Objective = Objective(), resolution: int = 0) -> Method:
     """The method that a config describes, drawn from torch's current random state.
 
-    `classes` > 0 adds the watching classifier.
+    `classes` > 0 adds the watching classifier; `resolution` is for encoders that are built for images of one size.
     """
-    online = _branch(config)
-    target = None if config.target in ITS_OWN_TARGET else _branch(of_target(config))
+    online = _branch(config, resolution)
+    target = None if config.target in ITS_OWN_TARGET else _branch(of_target(config), resolution)
     if target is not None and config.target_init == "same":
         target.load_state_dict(online.state_dict())
     predictor = PREDICTORS[config.predictor](config)
@@ -162,8 +162,8 @@ def begin_from(method: Method, online: Mapping[str, Tensor] | None, target: Mapp
         method.target.encoder.load_state_dict(target)
 
 
-def _branch(config: Network) -> Branch:
-    encoder = networks.encoder(config)
+def _branch(config: Network, resolution: int) -> Branch:
+    encoder = networks.encoder(config, resolution)
     features: int = encoder.num_features  # type: ignore[assignment]
     projector = networks.mlp(
         features, config.projector_hidden, config.projection, config.projector_depth, config.head_bias

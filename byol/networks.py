@@ -286,20 +286,30 @@ def check_timm(name: str) -> None:
         raise UsageError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
 
 
-def _timm(name: str) -> nn.Module:
+def _timm(name: str, resolution: int) -> nn.Module:
+    """timm's model, made for images of this side where its weights depend on it, as position embeddings do."""
     check_timm(name)
     import timm
 
-    model: nn.Module = timm.create_model(name, num_classes=0)
+    known = timm.get_pretrained_cfg(name)
+    sized = {"img_size": resolution} if resolution and known and known.fixed_input_size else {}
+    model: nn.Module = timm.create_model(name, num_classes=0, **sized)
     return model
 
 
-def timm_model(name: str) -> nn.Module:
+def timm_model(name: str, resolution: int = 0) -> nn.Module:
     """Any timm model without its classifier, at timm's own initialization."""
-    model = _timm(name)
-    with torch.no_grad():  # measured, because some timm models put out more features than their num_features says
-        size = model.default_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr,operator]
-        model.num_features = model.eval()(torch.zeros(1, *size)).shape[-1]
+    try:
+        model = _timm(name, resolution)
+        side = model.default_cfg.get("input_size", (3, 224, 224))[-1]  # type: ignore[union-attr,operator]
+        with torch.no_grad():  # measured, because some timm models put out more features than their num_features says
+            model.num_features = model.eval()(torch.zeros(1, 3, *[resolution or side] * 2)).shape[-1]
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise UsageError(
+            f"timm:{name} cannot take images of {resolution} px: {reason}. For a ViT, data.resolution is a multiple of "
+            "its patch, 16 px for one that is named patch16."
+        ) from None
     return model.train()
 
 
@@ -325,21 +335,29 @@ def check_encoder(name: str) -> None:
         raise UsageError(f"There is no encoder '{name}'. {nearest(name, [*BACKBONES, 'timm:NAME'])}")
 
 
-def encoder(config: Network) -> nn.Module:
-    """The encoder that a config names, with its number of features as `.num_features`."""
+def has_width(name: str) -> bool:
+    """Whether network.width, small_images, padding and zero_init_last mean anything for an encoder."""
+    return name in BACKBONES
+
+
+def encoder(config: Network, resolution: int = 0) -> nn.Module:
+    """The encoder that a config names, with its number of features as `.num_features`.
+
+    `resolution` is the images' side in pixels, which some encoders of timm are built for; timm's own when left out.
+    """
     check_encoder(config.encoder)
     if config.encoder.startswith("timm:"):
-        return timm_model(config.encoder.removeprefix("timm:"))
+        return timm_model(config.encoder.removeprefix("timm:"), resolution)
     return BACKBONES[config.encoder](config)
 
 
-def shapes(config: Network) -> dict[str, tuple[int, ...]]:
+def shapes(config: Network, resolution: int = 0) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in an encoder's state, without allocating it; empty for an impossible network."""
     try:
         with torch.device("meta"):
             timm = config.encoder.startswith("timm:")
-            module = _timm(config.encoder.removeprefix("timm:")) if timm else encoder(config)
-    except (RuntimeError, OverflowError, ValueError, TypeError):  # numbers that no shape can have
+            module = _timm(config.encoder.removeprefix("timm:"), resolution) if timm else encoder(config)
+    except (RuntimeError, OverflowError, ValueError, TypeError, AssertionError):  # numbers that no shape can have
         return {}
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 

@@ -161,7 +161,7 @@ def build(setup: Setup) -> State:
     """Networks and optimizer on their device, as the newest checkpoint has them or as they begin; shows the plan."""
     config = setup.config
     torch.manual_seed(config.run.seed)
-    model = method.build(config.network, setup.classes, config.objective)
+    model = method.build(config.network, setup.classes, config.objective, config.data.resolution)
     given = {name: weights.tensors for name, weights in setup.given.items()}
     method.begin_from(model, given.get("network.init"), given.get("network.target_init"))
     model = model.to(**setup.machine.placement(config))
@@ -215,7 +215,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
             with guarded(State(model, optimizer, k), setup):
                 passes = augmented(crops, setup)
-                step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, machine=setup.machine)
+                clip, place = config.optim.clip, setup.machine
+                step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
                 if k % config.run.log_every == 0 or k + 1 == plan.steps:
                     watch.metrics.add(setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta))
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"

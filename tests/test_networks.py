@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import timm
@@ -13,8 +14,10 @@ from timm.layers import Conv2dSame
 from timm.layers.pool2d_same import MaxPool2dSame
 from torch import Tensor, nn
 
+import byol
 from byol import networks
-from byol.config import Network
+from byol.checkpoint import save_encoder
+from byol.config import Config, Network, apply
 from byol.errors import UsageError
 
 # FACTS 3: encoder only, exact integers (the paper's table rounds them to millions).
@@ -369,6 +372,26 @@ def test_timm_encoder(name: str) -> None:
     assert out.shape == (2, {"resnet10t": 512, "mobilenetv3_small_050": 1024}[name])
     assert network.num_features == out.shape[1]
     assert not any(p.shape[0] == 1000 for p in network.parameters())
+
+
+@pytest.mark.parametrize("side", [32, 64])
+def test_a_vit_is_built_for_the_images_side(tmp_path: Path, side: int) -> None:
+    """Breaks if timm is not told the side: the ViT takes its own 160 px alone, or a file of it cannot be loaded."""
+    config = apply(Config(), {"network.encoder": "timm:test_vit", "data.resolution": side})
+    network = networks.encoder(config.network, side).eval()
+    assert network.pos_embed.shape[1] == 1 + (side // 16) ** 2  # type: ignore[union-attr,index]
+    assert networks.shapes(config.network, side) == shapes(network)
+    save_encoder(tmp_path / "encoder.safetensors", network, config, {"step": 1})
+    again = byol.load_encoder(tmp_path / "encoder.safetensors")
+    inputs = images(2, 3, side, side)
+    with torch.no_grad():
+        assert torch.equal(again(inputs), network(inputs))
+
+
+def test_a_side_that_a_vit_cannot_take_is_a_sentence() -> None:
+    """Breaks if timm's own assertion comes through, as something that should not happen."""
+    with pytest.raises(UsageError, match=r"timm:test_vit cannot take images of 8 px: .* multiple of its patch"):
+        networks.encoder(Network(encoder="timm:test_vit"), 8)
 
 
 def test_unknown_timm_model_offers_the_nearest() -> None:

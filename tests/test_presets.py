@@ -8,9 +8,10 @@ import re
 import pytest
 
 from byol import presets
+from byol.auto import ENOUGH_STEPS, auto
 from byol.config import Config, Data, Network, Objective, Optim, apply, flatten, resolve
 from byol.errors import UsageError
-from byol.presets import PRESETS, Facts, auto, compose
+from byol.presets import PRESETS, Facts, compose
 
 # FACTS 1.11: name: epochs, batch, base lr, weight decay, tau, peak lr at that batch.
 PAPER = {
@@ -187,7 +188,7 @@ def test_more_time_makes_more_detail() -> None:
         config, _ = compose("auto", {"run.budget": budget}, {}, facts=facts)
         steps = config.optim.epochs * facts.images / config.optim.batch
         found.append(seconds(config))
-        assert steps >= presets.ENOUGH_STEPS or seconds(config) == 1e-3  # the quickest
+        assert steps >= ENOUGH_STEPS or seconds(config) == 1e-3  # the quickest
     assert found == sorted(found)
     assert found[0] < found[-1]
 

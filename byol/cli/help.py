@@ -26,11 +26,12 @@ WIDTH = 80
 @app.command(group=HELP)
 def presets() -> None:
     """List the presets with their figures and where they come from."""
-    tell(f"{'preset':<13}{'encoder':<10}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
+    tell(f"{'preset':<13}{'encoder':<27}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
     tell(f"{'auto':<13}chosen for the images and the machine, with the reasons in the plan")
     for name, make in PRESETS.items():
         c = make()
-        shape = f"{c.network.encoder:<10}{c.network.width:>6g}{c.data.resolution:>5}"
+        width = f"{c.network.width:g}" if c.network.encoder.startswith("resnet") else ""
+        shape = f"{c.network.encoder:<27}{width:>6}{c.data.resolution:>5}"
         tell(f"{name:<13}{shape}{c.optim.batch:>7}{c.optim.epochs:>8g}")
         for line in _wrapped((make.__doc__ or "").strip().splitlines()[0], WIDTH - 4):
             tell(f"    {line}")

@@ -36,6 +36,10 @@ class Encoder:
     def resolution(self) -> int:
         return self.config.data.resolution
 
+    def fresh(self) -> nn.Module:
+        """The same network with weights drawn anew, from torch's current random state."""
+        return networks.encoder(self.config.network, self.config.data.resolution)
+
     def trainable(self) -> nn.Module:
         """A copy of its own, so that fine-tuning leaves the encoder alone."""
         return copy.deepcopy(self.module)
@@ -75,4 +79,4 @@ def open_encoder(path: str | Path, settings: Mapping[str, Any] | None = None) ->
 def random_encoder(like: Encoder, seed: int) -> Encoder:
     """The same network before any training."""
     torch.manual_seed(seed)
-    return replace(like, name="random", untrained=True, module=networks.encoder(like.config.network).eval())
+    return replace(like, name="random", untrained=True, module=like.fresh().eval())

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from byol import networks
 from byol.data.loader import Images
 from byol.data.parts import Part, Task, balanced, listed
 from byol.errors import UsageError
@@ -90,7 +89,7 @@ def _study(
 
     def train(images: Images, setting: Setting, steps: int, title: str) -> nn.Module:
         torch.manual_seed(session.seed)
-        begun = networks.encoder(encoder.config.network) if case.scratch else encoder.trainable()
+        begun = encoder.fresh() if case.scratch else encoder.trainable()
         model = classifier.classifier(begun, encoder.num_features, len(task.classes), session.seed)
         recipe = Recipe(steps, batch, setting["lr"] * batch / 256, seed=session.seed)
         return classifier.train(

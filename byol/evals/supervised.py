@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from byol import checkpoint, networks
+from byol import checkpoint
 from byol.data.loader import Images
 from byol.data.parts import Task
 from byol.evals import classifier
@@ -54,8 +54,7 @@ def train(
 ) -> nn.Module:
     """A new network of the encoder's shape with a head, trained at the first learning rate of the spec."""
     torch.manual_seed(seed)
-    fresh = networks.encoder(encoder.config.network)
-    model = classifier.classifier(fresh, encoder.num_features, classes, seed)
+    model = classifier.classifier(encoder.fresh(), encoder.num_features, classes, seed)
     steps = steps or steps_of(spec.epochs, len(images.train), spec.batch)
     recipe = Recipe(
         steps,

@@ -44,7 +44,8 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
     loading = loading_rate(images, config, plan, place.device)
     classes = len(source.classes) if config.optim.probe and source.labels is not None else 0
     torch.manual_seed(config.run.seed)
-    model = method.build(config.network, classes, config.objective).to(**place.placement(config))
+    model = method.build(config.network, classes, config.objective, config.data.resolution)
+    model = model.to(**place.placement(config))
     needed = planning.estimate(model, config, plan, place, decoded if in_memory else 0)
     augmenting = augmenting_rate(config, place.device)
     training = 1 / (1 / needed.images_per_second + 1 / augmenting)

@@ -24,7 +24,7 @@ function reasons({ word, sentence }) {
 function verdict(run, index) {
   const [kind, sign, words] = WORDS[run.verdict.word] || WORDS["too early"];
   const { config, plan } = run,
-    width = config["network.width"];
+    width = /^timm:/.test(config["network.encoder"]) ? 1 : config["network.width"];
   const status = (STATUS[run.status] || (() => plain(run.status)))(run);
   const facts = [
     [count(plan.images || run.data.images), `images of ${plain(run.data.name)}`],

@@ -108,7 +108,7 @@ def counted(module: nn.Module) -> Iterator[list[float]]:
 def on_paper(config: Config, classes: int = 0) -> method.Method:
     """The method of a config with shapes but without memory or numbers."""
     with torch.device("meta"):
-        return method.build(config.network, classes, config.objective)
+        return method.build(config.network, classes, config.objective, config.data.resolution)
 
 
 def _blank_view(config: Config) -> Tensor:
@@ -240,7 +240,7 @@ def here(config: Config) -> Device:
     """This machine as a device: its rate is that of timed steps of this very network with few images."""
     place = machine.choose(config)
     machine.use(place)
-    model = method.build(config.network, objective=config.objective).to(**place.placement(config))
+    model = method.build(config.network, 0, config.objective, config.data.resolution).to(**place.placement(config))
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds

@@ -15,6 +15,7 @@ from byol.config import Config, Network, Plan, resolve
 from byol.data import loader
 from byol.errors import UsageError
 from byol.method import Method
+from byol.networks import has_width
 from byol.parallel import processes
 from byol.run import cost, files, machine
 from byol.run.cost import Cost, Device, Memory, Pace
@@ -31,6 +32,8 @@ FREE = 0.85  # of a core's time, for one that no other program uses
 NOTHING_FITS = (
     "No batch of this network fits: a lower --data.resolution, a lower --network.width or another encoder needs less."
 )
+VIT_NOTE = "a ViT collapses under lars; --preset vit has a recipe for it, with AdamW and clipped gradients"
+WIDTH_FIELDS = ("network.width", "network.small_images")  # that only the ResNets of byol have
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
 LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
 IMAGENET = 1_281_167
@@ -174,20 +177,24 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
     labels = f"{len(images.source.classes)} classes (watched, never trained on)" if setup.classes else "no labels used"
     together = f"{processes.world()} processes, each: " if processes.world() > 1 else ""
     threads = f"{place.threads} thread{'s' * (place.threads > 1)}"
-    lines = [f"  auto: {reason}" for reason in setup.record_of_run.reasons]
+    free = () if has_width(config.network.encoder) else WIDTH_FIELDS
+    lines = [f"  auto: {reason}" for reason in setup.record_of_run.reasons if reason.field not in free]
     if plan.batch > plan.images:
         lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
+    if config.network.encoder.startswith("timm:vit") and config.optim.optimizer == "lars":
+        lines.append(f"  note: {VIT_NOTE}")
     return [
         f"Plan for {setup.out}",
         *lines,
         f"  images    {plan.images} from {images.source.name}, {where}; {left_out}; {labels}",
-        f"  encoder   {config.network.encoder} width {config.network.width:g}, {encoder:,} parameters, "
-        f"{config.data.resolution} px",
+        f"  encoder   {encoder_in_words(config)}, {encoder:,} parameters, {config.data.resolution} px",
         *start_lines(setup),
         f"  steps     {plan.steps} of {plan.batch} images{split} = {config.optim.epochs:g} epochs, "
         f"{plan.warmup_steps} of warm-up",
         f"  optimizer {config.optim.optimizer}, peak learning rate {plan.peak_lr:g} "
-        f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}",
+        f"({config.optim.lr:g} x {plan.batch}/256), weight decay {config.optim.weight_decay:g}"
+        + f", gradient clipped at {config.optim.clip:g}"
+        * (config.optim.clip > 0),
         f"  target    {target_in_words(config)}",
         f"  objective {objective_in_words(config)}",
         f"  machine   {together}{place.device_name}, {place.precision}, {threads}, about {needed.memory_gb:.1f} GB",
@@ -219,6 +226,12 @@ def shorter(setup: Setup, seconds: float) -> list[str]:
     return [f"  shorter   --budget {SHORT_SECONDS / 60:g}m plans for {duration(SHORT_SECONDS)}"]
 
 
+def encoder_in_words(config: Config) -> str:
+    """Its name, and its width where it has one."""
+    network = config.network
+    return f"{network.encoder} width {network.width:g}" if has_width(network.encoder) else network.encoder
+
+
 def target_in_words(config: Config) -> str:
     end = "to 1" if config.optim.tau_schedule == "cosine" else "constant"
     return {
@@ -245,9 +258,9 @@ def device_lines(config: Config, name: str, devices: int, images: int) -> list[s
     seconds = plan.steps * step.seconds
     memory = step.weights + step.activations
     fits = "" if memory <= device.memory else "; it does not fit: " + remedy(config, step, device)
-    network, total = config.network, step.flops * devices / 1e12
+    total = step.flops * devices / 1e12
     return [
-        f"  encoder    {network.encoder} width {network.width:g}, {step.parameters:,} parameters, "
+        f"  encoder    {encoder_in_words(config)}, {step.parameters:,} parameters, "
         f"{config.data.resolution} px, {step.forward / 1e9:.2f} GFLOPs a view (projector included)",
         f"  step       {plan.batch} images, {plan.batch // devices} a device; {total:,.2f} TFLOPs: "
         "two views online, forward and back, and two of the target",

@@ -190,6 +190,7 @@ FIXED = (
     Constant("optim.weight_decay", 1.5e-6, "section 3.3"),
     Constant("optim.momentum", 0.9, "appendix J.1"),
     Constant("optim.trust_coefficient", 1e-3, "appendix J.1"),
+    Constant("optim.clip", 0.0, "appendix A, algorithm 1"),
     Constant("optim.tau", 0.996, "section 3.3"),
     Constant("optim.tau_schedule", "cosine", "section 3.3"),
 )

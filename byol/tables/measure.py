@@ -105,7 +105,9 @@ def _trained(cell: Cell) -> Encoder:
 def _random(cell: Cell) -> Encoder:
     config = compose(cell.preset, cell.overrides, {})[0]
     torch.manual_seed(cell.seed)
-    return Encoder("random", networks.encoder(config.network).eval(), config, machine.choose(config), True)
+    return Encoder(
+        "random", networks.encoder(config.network, config.data.resolution).eval(), config, machine.choose(config), True
+    )
 
 
 def _score(cell: Cell, encoder: Encoder, evaluation: Evaluation, cache: Path) -> dict[str, float]:

@@ -95,8 +95,11 @@ def to_timm(source: Source, out: Path) -> Export:
     content = save_tensors(dict(source.module.state_dict()), {"format": "pt"})
     if source.config.network.encoder.startswith("timm:"):
         name = source.config.network.encoder.removeprefix("timm:")
-        model: nn.Module = timm.create_model(name, num_classes=0)
-        lines = ["import timm, torch", f'model = timm.create_model("{name}", num_classes=0)']
+        known, side = timm.get_pretrained_cfg(name), source.config.data.resolution
+        sized = {"img_size": side} if known and known.fixed_input_size else {}
+        model: nn.Module = timm.create_model(name, num_classes=0, **sized)
+        more = f", img_size={side}" if sized else ""
+        lines = ["import timm, torch", f'model = timm.create_model("{name}", num_classes=0{more})']
     else:
         _only_resnets(source, "timm")
         model, lines = resnets.resnet("timm", source.config.network)

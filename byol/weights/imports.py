@@ -92,7 +92,7 @@ def built(found: Found, file: Path, resolution: int = 0) -> tuple[nn.Module, Con
     if resolution:
         settings["data.resolution"] = resolution
     config = apply(Config(), settings, f"{file}")
-    encoder = networks.encoder(config.network)
+    encoder = networks.encoder(config.network, config.data.resolution)
     encoder.load_state_dict(matched(found, encoder, file))
     return encoder.eval(), config
 
