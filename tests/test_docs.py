@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from cyclopts.exceptions import MissingArgumentError
 from PIL import Image
 
@@ -34,9 +35,11 @@ from byol.config import apply, declared
 from byol.evals import evaluation
 from byol.evals.spec import Specs
 from byol.explore import doctor
+from byol.models import fit as fitting
 from byol.presets import compose
 from byol.tables import catalog
 from byol.tables.scales import SCALES
+from byol.weights import resnets
 from tests.conftest import TINY, write_images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +72,7 @@ NOT_RUN = {
 RUN_BEFORE = {"faq.md", "extend.md"}
 
 SHORT = {**TINY, "optim.epochs": 1, "data.workers": 0}
+SHAPE = ("network.encoder", "network.width", "network.small_images")
 FIXED = {name: SHORT[name] for name in ("optim.epochs", "optim.batch", "data.workers")}
 FEW = {
     **{"linear.epochs": 1, "linear.batch": 8, "linear.lrs": (0.1,), "transfer.penalties": (0.1, 1.0)},
@@ -159,12 +163,19 @@ def smaller(world: Path) -> contextlib.ExitStack:
         *(pretraining.pretrain, evaluation.evaluate),
         *(catalog.plan, doctor.doctor),
     )
+    real_fit = fitting.fit
 
     def pretrain(data: Any, out: Any = None, preset: str = "auto", overrides: Any = None, **more: Any) -> Any:
-        return real_pretrain(data, out, preset, {**SHORT, **(overrides or {}), **FIXED}, **more)
+        given = "network.init" in (overrides or {})  # then the weights settle the encoder
+        small = {name: value for name, value in SHORT.items() if not (given and name in SHAPE)}
+        return real_pretrain(data, out, preset, {**small, **(overrides or {}), **FIXED}, **more)
 
     def evaluate(*arguments: Any, specs: Specs | None = None, **more: Any) -> Any:
         return real_evaluate(*arguments, specs=apply(specs or Specs(), FEW), **more)
+
+    def fit(*arguments: Any, options: fitting.Options, **more: Any) -> Any:
+        few = apply(Specs(), FEW)
+        return real_fit(*arguments, options=replace(options, transfer=few.transfer, finetune=few.finetune), **more)
 
     def plan(asked: catalog.Request) -> Any:
         rows = asked.rows or (next(row for row in catalog.find(asked.name).at(SCALES[asked.scale]) if row.ours).label,)
@@ -172,6 +183,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
 
     patch.setattr(pretraining, "pretrain", pretrain)
     patch.setattr(evaluation, "evaluate", evaluate)
+    patch.setattr(fitting, "fit", fit)
     patch.setattr(catalog, "plan", plan)
     patch.setattr(doctor, "doctor", lambda request: real_doctor(replace(request, speed=False)))
     patch.setenv("XDG_CACHE_HOME", str(world / "cache"))
@@ -198,6 +210,13 @@ def furnish(world: Path) -> None:
         Image.fromarray(np.asarray(grey).astype(np.uint16) * 16).save(world / "scans" / f"{number}.png")
 
 
+def torchvision_weights(path: Path) -> None:
+    """A file as torchvision's are, of a ResNet-18 at a sixteenth of its width."""
+    model = resnets.torchvision_resnet("BasicBlock", [2, 2, 2, 2], 0.0625, small_images=False)
+    model.fc = torch.nn.Linear(32, 10)
+    torch.save(model.state_dict(), path)
+
+
 def deepmind(path: Path) -> None:
     """A checkpoint as theirs is built, of a ResNet-50 at a sixteenth of its width."""
     from tests.weights.test_weights import haiku, trained
@@ -214,6 +233,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root.mkdir()
     furnish(root)
     deepmind(root / "resnet50x1.pkl")
+    torchvision_weights(root / "resnet18.pth")
     return root
 
 

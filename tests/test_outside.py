@@ -23,8 +23,10 @@ from byol.data.source import BadImage, read_list
 from byol.errors import ByolError
 from byol.evals import features
 from byol.explore import search
+from byol.models import labels, model
 from byol.networks import encoder
 from byol.report import collect, samples
+from byol.report import model as about_model
 from byol.run import monitor
 from byol.run.files import read_metrics, regular_text
 from byol.run.record import read_run
@@ -132,6 +134,8 @@ def one_checkpoint(path: Path) -> Any:
     return checkpoint.read(path)
 
 
+MODEL = model.ModelRecord(1, "done", "", "", "", ["a", "b"], False, "logistic", 1.0, "top1")
+
 CASES = [
     Case("config.yaml", read_yaml, {2}),
     Case("exclude.txt", read_list, {2}),
@@ -150,6 +154,10 @@ CASES = [
     Case("neighbours.json", lambda path: samples.drawn_neighbours(path.parent, None), {0}),  # type: ignore[arg-type]
     Case("features.npz", lambda path: search.open_space(str(path)), {2, 65}),
     Case("cached.npy", lambda path: features._mapped(path, (3, 4)), {0}),
+    Case("labels.csv", labels.read_csv, {2, 65}),
+    Case("model.json", lambda path: model.read_record(path.parent), {2, 74}),
+    Case("validation.json", lambda path: about_model.read_seen(path.parent, MODEL), {74}),
+    Case("head.safetensors", lambda path: model._head(path, 2, 3), {65, 74}),
     Case("encoder.safetensors", imports.load_encoder, {2, 65, 74}),
     Case("own.safetensors", load_encoder, {2, 65, 74}),
     Case("weights.pth", imports.load_encoder, {2, 65, 74}),

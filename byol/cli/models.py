@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from byol.cli.app import TRAIN, USE, PlaceFlags, app, place_settings
 from byol.config import apply
@@ -14,7 +15,44 @@ from byol.evals.spec import Specs
 from byol.presets import seconds_of
 from byol.run import output
 
-Several = Annotated[list[float], Parameter(consume_multiple=True, negative=())]
+GROUP = Group("Choices", sort_key=1)
+SEVERAL = Parameter(consume_multiple=True, negative=(), group=GROUP)
+ONE = Parameter(group=GROUP, show_default=False)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is chosen from, where it is not what the protocols choose from."""
+
+    penalties: Annotated[list[float], SEVERAL] = field(default_factory=list)
+    "Penalties to choose from, instead of the protocol's 45."
+    steps: Annotated[int, ONE] = 0
+    "Optimizer steps of --finetune, instead of the protocol's 20,000."
+    batch: Annotated[int, ONE] = 0
+    "Images a step of --finetune, instead of the protocol's 256."
+    lrs: Annotated[list[float], SEVERAL] = field(default_factory=list)
+    "Learning rates of --finetune to choose from, instead of the protocol's."
+    weight_decays: Annotated[list[float], SEVERAL] = field(default_factory=list)
+    "Weight decays of --finetune to choose from, instead of the protocol's."
+
+    def specs(self, finetune: bool, budget: str) -> Specs:
+        """The protocols' options with these values; those of the other way to fit are refused."""
+        values = {
+            "transfer.penalties": self.penalties,
+            "finetune.steps": self.steps,
+            "finetune.batch": self.batch,
+            "finetune.lrs": self.lrs,
+            "finetune.weight_decays": self.weight_decays,
+        }
+        given = {name: value for name, value in values.items() if value}
+        if not finetune and (budget or any(name.startswith("finetune.") for name in given)):
+            raise UsageError("--budget, --steps, --batch, --lrs and --weight-decays are for --finetune.")
+        if finetune and self.penalties:
+            raise UsageError("--penalties are for logistic regression, without --finetune.")
+        specs = apply(Specs(), given, "flags")
+        if any(penalty <= 0 for penalty in specs.transfer.penalties):
+            raise UsageError("--penalties must be above 0: without a penalty there may be no best classifier.")
+        return specs
 
 
 @app.command(group=TRAIN)
@@ -27,14 +65,10 @@ def fit(
     finetune: bool = False,
     budget: str = "",
     test: bool = False,
-    precision: float = 0.0,
-    penalties: Several = [],  # noqa: B006 (cyclopts copies it)
-    steps: int = 0,
-    batch: int = 0,
-    lrs: Several = [],  # noqa: B006 (cyclopts copies it)
-    weight_decays: Several = [],  # noqa: B006 (cyclopts copies it)
+    abstain_below: float = 0.0,
     overwrite: bool = False,
     cache: Path | None = None,
+    choices: Annotated[Choices | None, Parameter(name="*")] = None,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Make a classifier from an encoder and labelled images.
@@ -60,39 +94,16 @@ def fit(
         Time for --finetune, such as 90s, 20m or 2h; the sweep is cut to fit.
     test
         Hold the fifth of the images out that `byol evaluate` tests on, and score the model on them once.
-    precision
-        Answer only where this share of such answers was right on validation, such as 0.95; 0 answers always.
-    penalties
-        Penalties to choose from, instead of the protocol's 45.
-    steps
-        Optimizer steps of --finetune, instead of the protocol's 20,000.
-    batch
-        Images a step of --finetune, instead of the protocol's 256.
-    lrs
-        Learning rates of --finetune to choose from, instead of the protocol's.
-    weight_decays
-        Weight decays of --finetune to choose from, instead of the protocol's.
+    abstain_below
+        Answer only where at least this share of such answers was right on validation, such as 0.95; 0 answers always.
     overwrite
         Replace another model in the folder.
     cache
         Where features are kept; the user's cache directory when left out.
     """
-    asked = {
-        "transfer.penalties": penalties,
-        "finetune.steps": steps,
-        "finetune.batch": batch,
-        "finetune.lrs": lrs,
-        "finetune.weight_decays": weight_decays,
-    }
-    specs = apply(Specs(), {name: value for name, value in asked.items() if value}, "flags")
-    if not 0 <= precision < 1:
-        raise UsageError(f"--precision is a share from 0 to below 1, such as 0.95, not {precision:g}.")
-    if not finetune and (budget or steps or batch or lrs or weight_decays):
-        raise UsageError("--budget, --steps, --batch, --lrs and --weight-decays are for --finetune.")
-    if finetune and penalties:
-        raise UsageError("--penalties are for logistic regression, without --finetune.")
-    if any(penalty <= 0 for penalty in specs.transfer.penalties):
-        raise UsageError("--penalties must be above 0: without a penalty there may be no best classifier.")
+    specs = (choices or Choices()).specs(finetune, budget)
+    if not 0 <= abstain_below < 1:
+        raise UsageError(f"--abstain-below is a share from 0 to below 1, such as 0.95, not {abstain_below:g}.")
     seconds, settings = seconds_of(budget, "--budget") if budget else float("inf"), place_settings(place)
     if not Path(encoder).exists():
         raise UsageError(f"There is no encoder at {encoder}: no such run or file.")
@@ -101,7 +112,7 @@ def fit(
     from byol.models.fit import fit as run
 
     how = "finetune" if finetune else "logistic"
-    options = Options(how, specs.transfer, specs.finetune, test, precision, seconds, cache)
+    options = Options(how, specs.transfer, specs.finetune, test, abstain_below, seconds, cache)
     run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
 
 

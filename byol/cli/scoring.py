@@ -22,11 +22,14 @@ def embed(
     *,
     out: Annotated[Path, Parameter(alias="-o")] = Path("features.npz"),
     split: str = "train",
+    map: Annotated[bool, Parameter(negative=())] = False,
+    sheet: Path | None = None,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Write the representations of images to a .npz file.
 
-    It holds features, names and, when there are any, labels and classes.
+    It holds features, names and, when there are any, labels and classes. With --map it is a .npy file of the last
+    feature map of each image, with the names in a .json file beside it.
 
     Parameters
     ----------
@@ -38,9 +41,22 @@ def embed(
         The file to write.
     split
         Which part of a data set that comes in parts.
+    map
+        Write feature maps, float16 (images, features, height, width), instead of their means.
+    sheet
+        With --map, also draw the first three principal components of some images' maps into this .png file.
     """
     settings = place_settings(place)
-    output.check_file(out)
+    if sheet and not map:
+        raise UsageError("--sheet draws feature maps: add --map.")
+    out = Path("maps.npy") if map and out == Path("features.npz") else out
+    for file in filter(None, (out, sheet)):
+        output.check_file(file)
+    if map:
+        from byol.evals.maps import write_maps
+
+        write_maps(run, data, out, split, settings, sheet)
+        return
     from byol.evals.features import write_features
 
     write_features(run, data, out, split, settings)

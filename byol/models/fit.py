@@ -147,7 +147,7 @@ def _begin(place: Path, begun: ModelRecord, overwrite: bool) -> None:
         there = read_record(place)
         if there.request == begun.request:
             return  # the same bytes again, or the rest of them
-        if not overwrite:
+        if there.status == "done" and not overwrite:  # one that was never finished is no model yet
             raise OutputBusy(f"{place} holds another model. Choose another --out, or --overwrite to replace it.")
     record.write(place / NAME, begun)
 
@@ -305,7 +305,7 @@ def _thresholds(
     which = f" with {never[0]}" + (f" and {len(never) - 1} more" if len(never) > 1 else "")
     which = which if labelled.several else ""
     reached = f"No confidence gives a precision of {precision:.1%} on validation{which}"
-    return limits, [f"{reached}: the model never answers{which}. Lower --precision, or label more images."]
+    return limits, [f"{reached}: the model never answers{which}. Lower --abstain-below, or label more images."]
 
 
 def _figures(learned: Learned, given: np.ndarray, heat: float, labelled: Labelled) -> dict[str, float]:

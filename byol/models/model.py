@@ -227,7 +227,7 @@ def _pixels(images: Sequence[Any], index: int) -> Tensor:
     if hasattr(image, "convert"):
         image = np.asarray(image.convert("RGB"))
     if isinstance(image, np.ndarray):
-        image = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1) if image.ndim == 3 else image
+        image = torch.from_numpy(np.array(image)).permute(2, 0, 1) if image.ndim == 3 else image
     if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise BadImage("neither a file, a PIL image, a uint8 array (H, W, 3) nor a uint8 tensor (3, H, W)")
     return image.contiguous()

@@ -21,6 +21,7 @@ FILES = {
     "dedupe": ("csv", ["dedupe", "{run}", "{images}", "-o"]),
     "outliers": ("json", ["outliers", "{run}", "{images}", "-o"]),
     "pick": ("csv", ["pick", "3", "{run}", "{images}", "-o"]),
+    "predict": ("csv", ["predict", "{run}", "{images}", "-o"]),
     "views": ("png", ["views", "{images}", "-o"]),
     "paper": ("json", ["paper", "--check", "{run}", "-o"]),
 }
@@ -31,6 +32,7 @@ FOLDERS = {
     "shard": ["shard", "{images}"],
     "evaluate": ["evaluate", "{run}", "--on", "{images}", "--protocol", "knn", "--out"],
     "cache": ["evaluate", "{run}", "--on", "{images}", "--protocol", "knn", "--out={place}/e", "--cache"],
+    "fit": ["fit", "{run}", "--on", "{images}", "-o"],
     "demo": ["demo", "--out"],
     "export-hub": ["export", "{run}", "--to", "huggingface", "-o"],
 }

@@ -1,0 +1,216 @@
+"""Going on from weights, a rate that is too high, distillation, fit and predict: measured on small real images.
+
+    python benchmarks/from_weights.py PART --cifar FOLDER --flowers FOLDER
+
+PART is continued, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/ and test/<class>/,
+FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from byol import data, neighbours
+from byol.checkpoint import BEST, ENCODER
+from byol.config import flatten
+from byol.data.parts import held_out_fraction, whole
+from byol.evals.encoder import Encoder, open_encoder, random_encoder
+from byol.evals.evaluation import evaluate
+from byol.evals.features import extract
+from byol.models.fit import Options, fit
+from byol.models.model import load_model
+from byol.models.predicting import predict
+from byol.pretraining import Run, pretrain
+from byol.run.files import write_json
+from byol.run.record import encode, read_run
+
+RUNS = Path("runs/from-weights")
+SEEDS = (0, 1, 2)
+SMALL = {
+    "data.resolution": 16,
+    "optim.batch": 64,
+    "optim.tau": 0.97,
+    "network.projector_hidden": 512,
+    "network.predictor_hidden": 512,
+    "run.threads": 1,
+    "data.workers": 0,
+    "optim.probe": False,
+    "run.monitor_images": 500,
+}
+GENTLE = {"optim.encoder_lr": 0.3, "optim.head_epochs": 1}
+Figures = dict[str, Any]
+
+
+def trained(name: str, folder: str | Path, steps: int, images: int, **overrides: Any) -> Run:
+    """A run of so many steps of 64 images; `images` are those of the folder that are trained on."""
+    values = {**SMALL, "optim.epochs": (steps + 0.5) * 64 / (images - min(int(images * 0.02), 1000)), **overrides}
+    return pretrain(folder, RUNS / name, "cifar10-cpu", {k.replace("__", "."): v for k, v in values.items()})
+
+
+def knn(encoder: Encoder, features: np.ndarray, labels: np.ndarray, classes: int) -> Figures:
+    """Accuracy of 20 weighted neighbours on a fifth of the images, over three random splits."""
+    found = []
+    for seed in SEEDS:
+        random = np.random.default_rng(seed).permutation(len(labels))
+        test, bank = random[: len(labels) // 5], random[len(labels) // 5 :]
+        vectors = torch.from_numpy(features)
+        votes = neighbours.votes(vectors[bank], torch.from_numpy(labels[bank]), vectors[test], classes=classes)
+        found.append(float((votes.argmax(1).numpy() == labels[test]).mean()))
+    half = (max(found) - min(found)) / 2
+    return {"knn": round(float(np.mean(found)), 4), "half_range": round(half, 4), "splits": len(found)}
+
+
+def scored(path: Path, folder: str | Path, random: bool = False) -> Figures:
+    encoder = open_encoder(path, {"data.resolution": 16, "data.workers": 0})
+    encoder = random_encoder(encoder, 0) if random else encoder
+    source = data.open_source(str(folder), encoder.config.data)
+    features, kept = extract(encoder, source)
+    assert source.labels is not None
+    return knn(encoder, features, source.labels[kept], len(source.classes))
+
+
+def curve(run: Run) -> list[Figures]:
+    """The monitor's looks: step and nearest neighbours."""
+    return [{"step": line["step"] + 1, "knn": line["knn"]} for line in run.metrics if "knn" in line]
+
+
+def told(run: Run, **more: Any) -> Figures:
+    return {"steps": run.plan.steps, "curve": curve(run), "verdict": run.verdict.sentence, **more}
+
+
+def write(part: str, what: str, run: Run, found: Mapping[str, Any], began: float) -> None:
+    record = read_run(run.out)
+    write_json(
+        Path("results") / f"from-weights-{part}.json",
+        {
+            "what": what,
+            **found,
+            "cpu_seconds": round(time.process_time() - began, 1),
+            "commit": record.commit,
+            "machine": encode(record.machine),
+            "versions": record.versions,
+            "config": {name: value for name, value in flatten(run.config).items() if name != "network.init"},
+        },
+    )
+
+
+def start(folder: Path, images: int) -> Run:
+    """The encoder that the others go on from: CIFAR-10 with negatives, which learn faster in few steps."""
+    contrastive = {"objective__name": "info-nce", "objective__beta": 1.0}
+    return trained("start", folder, 1200, images, **contrastive)
+
+
+def continued(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    found: Figures = {
+        "random": scored(first.out, flowers, random=True),
+        "start": {**scored(first.out, flowers), "steps": first.plan.steps},
+    }
+    gentle = {"network__init": str(first.out), **GENTLE}
+    runs = {
+        "continued": trained("continued", flowers, 300, count["flowers"], **gentle),
+        "scratch": trained("scratch", flowers, 300, count["flowers"]),
+        "scratch_long": trained("scratch-long", flowers, 1500, count["flowers"]),
+    }
+    found |= {name: told(run, **scored(run.out / ENCODER, flowers)) for name, run in runs.items()}
+    found["continued"]["best"] = scored(runs["continued"].out / BEST, flowers)
+    what = "nearest neighbours on flowers5 at 16 px: CIFAR-10 encoder, continued on flowers5, and flowers5 from scratch"
+    write("continued", what, runs["continued"], found, began)
+
+
+def wrong(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """The recipe of `continued` at 30 times its rate, for all, from the first step."""
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    run = trained("wrong", flowers, 300, count["flowers"], network__init=str(first.out), optim__lr=12.0)
+    found = {
+        "start": scored(first.out, flowers),
+        "last": told(run, **scored(run.out / ENCODER, flowers)),
+        "best": scored(run.out / BEST, flowers),
+        "word": run.verdict.word,
+    }
+    write("wrong", "nearest neighbours on flowers5 after a rate 30 times too high", run, found, began)
+
+
+def distilled(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """A width of 0.25 against its own moving average and against a fixed target of width 0.5, in equal steps."""
+    began = time.process_time()
+    contrastive = {"objective__name": "info-nce", "objective__beta": 1.0}
+    wide = trained("wide", cifar / "train", 600, count["cifar"], network__width=0.5, **contrastive)
+    fixed = {"network__target": "fixed", "network__target_init": str(wide.out)}
+    runs = {
+        "scratch": trained("byol", cifar / "train", 600, count["cifar"]),
+        "distilled": trained("distilled", cifar / "train", 600, count["cifar"], **fixed),
+    }
+    found: Figures = {"target": told(wide, **scored(wide.out, cifar / "test"))}
+    found |= {name: told(run, **scored(run.out / ENCODER, cifar / "test")) for name, run in runs.items()}
+    what = (
+        "nearest neighbours on the test images of CIFAR-10 JPEG at 16 px: BYOL, and a fixed target of twice the width"
+    )
+    write("distilled", what, runs["distilled"], found, began)
+
+
+def answers(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """fit against the protocol on one split, and predict against embed in CPU time."""
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    alone = {"data.workers": 0}
+    protocol = evaluate(
+        first.out, str(flowers), ["transfer-linear"], out=RUNS / "evaluation", settings=alone, cache=RUNS / "features"
+    )["transfer-linear"]
+    options = Options(test=True, cache=RUNS / "features")
+    model = fit(first.out, flowers, RUNS / "model", options=options, settings=alone, overwrite=True)
+    seconds: dict[str, list[float]] = {"embed": [], "predict": []}
+    for _ in range(3):
+        then = time.process_time()
+        embed_all(first.out, flowers)
+        seconds["embed"].append(time.process_time() - then)
+        then = time.process_time()
+        predict(RUNS / "model", flowers, RUNS / "predictions.csv", settings=alone)
+        seconds["predict"].append(time.process_time() - then)
+    images = load_model(RUNS / "model").facts.images
+    held = held_out_fraction(whole(data.open_source(str(flowers), first.config.data)), 0.2)[1]
+    found = {
+        "protocol_top1": protocol.test["top1"].mean,
+        "fit_top1": model.facts.test["top1"],
+        "test_images": len(held),
+        "validation": model.facts.validation,
+        "images": images,
+        "predicted": count["flowers"],
+        "cpu_seconds_of": {name: [round(s, 2) for s in values] for name, values in seconds.items()},
+        "predict_speed_over_embed": round(min(seconds["embed"]) / min(seconds["predict"]), 3),
+    }
+    write("answers", "fit and predict on flowers5 beside the protocol and embed", first, found, began)
+
+
+def embed_all(path: Path, folder: Path) -> None:
+    encoder = open_encoder(path, {"data.workers": 0})
+    extract(encoder, data.open_source(str(folder), encoder.config.data))
+
+
+PARTS = {"continued": continued, "wrong": wrong, "distilled": distilled, "answers": answers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--flowers", type=Path, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    Path("results").mkdir(exist_ok=True)
+    places = {"cifar": arguments.cifar / "train", "flowers": arguments.flowers}
+    count = {name: sum(1 for path in place.rglob("*.*") if path.is_file()) for name, place in places.items()}
+    PARTS[arguments.part](arguments.cifar, arguments.flowers, count)
+
+
+if __name__ == "__main__":
+    main()
