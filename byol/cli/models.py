@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from byol.cli.app import TRAIN, USE, PlaceFlags, app, place_settings
+from byol.cli.scoring import check_encoder
 from byol.config import apply
 from byol.errors import UsageError
 from byol.evals.spec import Specs
@@ -105,8 +106,7 @@ def fit(
     if not 0 <= abstain_below < 1:
         raise UsageError(f"--abstain-below is a share from 0 to below 1, such as 0.95, not {abstain_below:g}.")
     seconds, settings = seconds_of(budget, "--budget") if budget else float("inf"), place_settings(place)
-    if not Path(encoder).exists():
-        raise UsageError(f"There is no encoder at {encoder}: no such run or file.")
+    check_encoder(encoder)
     output.check_folder(out)
     from byol.models.fit import Options
     from byol.models.fit import fit as run

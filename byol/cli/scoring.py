@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -109,21 +110,16 @@ def evaluate(
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {seeds}.")
     protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
-    if not Path(run.removeprefix("random:")).exists():
-        raise UsageError(f"There is no encoder at {run}: no such run or file.")
+    check_encoder(run)
     for folder in filter(None, (out, cache)):
         output.check_folder(folder)
     from byol.evals.evaluation import evaluate as score
 
-    score(
-        run,
-        on,
-        protocols,
-        specs=specs,
-        seeds=range(seeds),
-        seconds=seconds,
-        out=out,
-        cache=cache,
-        settings=settings,
-        compare=untrained,
-    )
+    asked = partial(score, specs=specs, seeds=range(seeds), seconds=seconds, compare=untrained)
+    asked(run, on, protocols, out=out, cache=cache, settings=settings)
+
+
+def check_encoder(path: str) -> None:
+    """Refuses a path at which there is neither a run nor an encoder."""
+    if not Path(path.removeprefix("random:")).exists():
+        raise UsageError(f"There is no encoder at {path}: no such run or file.")
