@@ -89,13 +89,8 @@ def evaluate(
     seconds = _seconds(budget) if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
     settings = place_settings(place)
-    if seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
     protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
-    if not Path(run.removeprefix("random:")).exists():
-        raise UsageError(f"There is no encoder at {run}: no such run or file.")
-    for folder in filter(None, (out, cache)):
-        output.check_folder(folder)
+    _check(run, seeds, out, cache)
     from byol.evals.evaluation import evaluate as score
 
     score(
@@ -110,6 +105,16 @@ def evaluate(
         settings=settings,
         compare=untrained,
     )
+
+
+def _check(run: str, seeds: int, *folders: Path | None) -> None:
+    """What an evaluation needs is there, and what it writes can be written."""
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
+    if not Path(run.removeprefix("random:")).exists():
+        raise UsageError(f"There is no encoder at {run}: no such run or file.")
+    for folder in filter(None, folders):
+        output.check_folder(folder)
 
 
 def _seconds(text: str) -> float:
