@@ -257,7 +257,7 @@ def verdicts(record: dict[str, Any]) -> str:
         )
     alarms = [
         f"{cell['name']} (seed {cell['seed']}, {100 * cell['trained']['linear']:.1f} % against "
-        f"{100 * cell['untrained']['linear']:.1f} %)"
+        f"{100 * cell['untrained']['linear']:.1f} %, called {cell['word']} with a spread of {cell['spread']:.2f})"
         for cell in record["cells"]
         if cell["truth"] == "better" and cell["word"] in ("worse", "collapsing", "collapsed data")
     ]

@@ -234,7 +234,8 @@ def judged(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with the verdict's word, and with its word where nobody has labels."""
     unlabelled = [{name: value for name, value in look.items() if name != "knn"} for look in cell["looks"]]
     words = {"word": measured(cell["looks"]).word, "word_without_labels": measured(unlabelled).word}
-    return {**cell, "truth": truth(cell), **words, "held_out": held_out(cell)}
+    end = {"spread": cell["looks"][-1]["spread"], "held_out": held_out(cell)}
+    return {**cell, "truth": truth(cell), **words, **end}
 
 
 def counts(cells: list[dict[str, Any]], word: str) -> dict[str, int]:
