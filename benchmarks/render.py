@@ -18,6 +18,7 @@ from byol.tables.render import markdown
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
 TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
+VERDICTS = re.compile(r"(<!-- verdicts:.*?-->\n).*?(<!-- /verdicts -->)", re.DOTALL)
 SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
 PLOT = "speed.png"
 # In the order of the table; where a goal is not reached, what bounds it.
@@ -239,6 +240,32 @@ def quantity(value: float, unit: str) -> str:
     return f"{number} {unit}".strip()
 
 
+def verdicts(record: dict[str, Any]) -> str:
+    """Hits, misses and false alarms of the verdict, beside what labels say."""
+    lines = [
+        "| runs | collapsed, missed | worse than untrained, missed | better, false alarms | better, called learning |",
+        "|---|---|---|---|---|",
+    ]
+    parts = (("new cells", "all"), ("new cells, without labels", "all"), ("committed cells", "all"))
+    for name, part in (*parts, ("all", "tuned on"), ("all", "held out"), ("all", "all")):
+        each = record["counts"][name][part]
+        label = f"{name}, {part}" if (name, part) not in parts else name
+        lines.append(
+            f"| {'all' if label == 'all, all' else label} | {each['collapsed']}, {each['collapsed_missed']} | "
+            f"{each['worse']}, {each['worse_missed']} | {each['better']}, {each['false_alarms']} | "
+            f"{each['better_called_learning']} of {each['better']} |"
+        )
+    alarms = [
+        f"{cell['name']} (seed {cell['seed']}, {100 * cell['trained']['linear']:.1f} % against "
+        f"{100 * cell['untrained']['linear']:.1f} %, called {cell['word']} with a spread of {cell['spread']:.2f})"
+        for cell in record["cells"]
+        if cell["truth"] == "better" and cell["word"] in ("worse", "collapsing", "collapsed data")
+    ]
+    if alarms:
+        lines += ["", f"False alarms: {'; '.join(alarms)}."]
+    return "\n".join(lines) + "\n"
+
+
 def plot(found: list[dict[str, Any]], path: Path) -> None:
     """Images a second of every contestant, an axis each for pretraining and views."""
     import matplotlib
@@ -289,6 +316,9 @@ def main() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
     rendered = with_tables(rendered, ROOT / "results" / "tables")
+    if (ROOT / "results" / "verdicts.json").exists():
+        told = verdicts(read_json(ROOT / "results" / "verdicts.json"))
+        rendered = VERDICTS.sub(lambda match: match[1] + told + match[2], rendered)
     write_atomically(ROOT / "README.md", with_speed(rendered, ROOT / "results").encode())
     plot(speeds(ROOT / "results"), ROOT / "results" / PLOT)
 

@@ -3,12 +3,19 @@
     python benchmarks/verdicts.py --cifar10 FOLDER --imagenette FOLDER --flowers FOLDER
 
 CIFAR-10's folder holds train/<class>/ and test/<class>/; a part of it is copied. Every run is short (16 px, a few
-hundred steps, less than a minute of one core), and what is finished is not repeated.
+hundred steps, less than a minute of one core), and what is finished is not repeated. Writes results/verdicts.json with
+all looks, words, hits, misses and false alarms; `benchmarks/render.py` puts it into the README.
+
+Labels are the truth: an encoder is better than the untrained network when the accuracy of a linear classifier or of
+nearest neighbours is two points above the untrained network's and neither is two points below; it is worse when both
+are two points below, and level otherwise. Of the committed cells of the tables, whose looks hold projections and kNN
+alone, the linear accuracy is known. Thresholds were chosen on two thirds of all cells; the rest were held out.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,8 +33,17 @@ from byol.evals.encoder import Encoder, open_encoder, random_encoder
 from byol.evals.protocol import Session
 from byol.evals.spec import Knn, Transfer
 from byol.pretraining import pretrain
+from byol.run.directory import commit
 from byol.run.files import read_json, read_metrics, write_json
+from byol.run.machine import versions
+from byol.run.verdict import measured
+from byol.tables.record import read_table
 
+ROOT = Path(__file__).resolve().parents[1]
+WHAT = "the monitor's verdict on every run, beside what labels say of its encoder and of the untrained network"
+POINTS = 0.02  # of accuracy, that tell better and worse from level
+HELD_OUT_FROM = 2  # the seed
+ALARMS = ("worse", "collapsing", "collapsed data")
 Settings = dict[str, Any]
 BASE: Settings = {
     "data.resolution": 16,
@@ -42,6 +58,10 @@ BASE: Settings = {
 }
 EPOCHS = {"cifar10": 4.0, "imagenette": 10.0, "flowers": 4.0, "same": 10.0}  # some 250 steps each
 
+COLLAPSED = (  # made to collapse, here and in the tables
+    *("no predictor, tau 0", "no predictor", "lambda 0", "rate 30 times", "all equal"),
+    *("predictor, β 0", "target, β 0", "β 0", "λ 0"),
+)
 SETS = ("cifar10", "imagenette", "flowers")
 ROUNDS = 5  # seeds, each with another data set for a kind of run
 SIMCLR: Settings = {"network.predictor": "none", "network.target": "online", "objective.name": "info-nce"}
@@ -168,6 +188,88 @@ def computed(cell: Cell, folder: Path, work: Path) -> dict[str, Any]:
     }
 
 
+def truth(cell: dict[str, Any]) -> str:
+    """What labels say: better, level or worse than the untrained network; nothing can be learned of equal images."""
+    if cell["data"] == "same":
+        return "worse"
+    changes = [cell["trained"][name] - cell["untrained"][name] for name in cell["trained"]]
+    if max(changes) <= -POINTS:
+        return "worse"
+    return "better" if max(changes) >= POINTS and min(changes) > -POINTS else "level"
+
+
+def committed() -> Iterator[dict[str, Any]]:
+    """Every trained cell of the committed tables, once."""
+    seen = set()
+    for path in sorted((ROOT / "results" / "tables").glob("*-cpu.json")):
+        rows = [row for row in read_table(path).rows if not row.repeats]
+        random = {cell.seed: cell.figures["Top-1"] for row in rows for cell in row.cells if not cell.looks}
+        for label, cell in ((row.label, cell) for row in rows for cell in row.cells):
+            if not cell.looks or cell.key in seen:
+                continue
+            seen.add(cell.key)
+            images = counted([look["knn"] for look in cell.looks])
+            yield {
+                **{"name": label, "data": path.stem, "seed": cell.seed, "key": cell.key, "status": "committed"},
+                "trained": {"linear": round(cell.figures["Top-1"] / 100, 4)},
+                "untrained": {"linear": round(random[cell.seed] / 100, 4)},
+                "looks": [{"images": images, **look} for look in cell.looks],
+            }
+
+
+def counted(shares: list[float]) -> int:
+    """The number of images that shares are of, which were rounded to six digits."""
+    fits = (n for n in range(64, 2000) if all(abs(share * n - round(share * n)) < n * 1e-6 for share in shares))
+    return next(fits)
+
+
+def held_out(cell: dict[str, Any]) -> bool:
+    """A third: the last seeds of the new cells, and of the committed ones those that their key's digest names."""
+    if cell["status"] == "committed":
+        return int(hashlib.sha256(cell["key"].encode()).hexdigest(), 16) % 3 == 0
+    return bool(cell["seed"] >= HELD_OUT_FROM)
+
+
+def judged(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell with the verdict's word, and with its word where nobody has labels."""
+    unlabelled = [{name: value for name, value in look.items() if name != "knn"} for look in cell["looks"]]
+    words = {"word": measured(cell["looks"]).word, "word_without_labels": measured(unlabelled).word}
+    end = {"spread": cell["looks"][-1]["spread"], "held_out": held_out(cell)}
+    return {**cell, "truth": truth(cell), **words, **end}
+
+
+def counts(cells: list[dict[str, Any]], word: str) -> dict[str, int]:
+    """Collapsed and worse cells that were found out, and healthy ones that raised an alarm."""
+    worse, better = ([cell for cell in cells if cell["truth"] == truth] for truth in ("worse", "better"))
+    collapsed = [cell for cell in worse if cell["name"] in COLLAPSED]
+    return {
+        "collapsed": len(collapsed),
+        "collapsed_missed": sum(cell[word] in ("learning", "too early") for cell in collapsed),
+        "worse": len(worse),
+        "worse_missed": sum(cell[word] in ("learning", "too early") for cell in worse),
+        "better": len(better),
+        "false_alarms": sum(cell[word] in ALARMS for cell in better),
+        "better_called_learning": sum(cell[word] == "learning" for cell in better),
+        "level": len(cells) - len(worse) - len(better),
+    }
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    new, old = ([cell for cell in found if (cell["status"] == "committed") == known] for known in (False, True))
+    groups = {"new cells": new, "committed cells": old, "all": found}
+    parts = {"tuned on": False, "held out": True}
+    return {
+        name: {
+            "all": counts(cells, word),
+            **{part: counts([c for c in cells if c["held_out"] == held], word) for part, held in parts.items()},
+        }
+        for name, cells, word in (
+            *((f"{group}", cells, "word") for group, cells in groups.items()),
+            ("new cells, without labels", new, "word_without_labels"),
+        )
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in SETS:
@@ -178,13 +280,23 @@ def main() -> None:
     torch.set_num_threads(1)
     folders = prepared(arguments.work, arguments.cifar10)
     folders |= {"imagenette": arguments.imagenette, "flowers": arguments.flowers}
+    found = []
     for cell in cells():
         path = arguments.work / "cells" / f"{cell.key}.json"
         if not path.exists() and time.process_time() < arguments.minutes * 60:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, computed(cell, folders[cell.data], arguments.work))
-            found = read_json(path)
-            print(cell.key, found.get("untrained"), found.get("trained"), found["seconds"], flush=True)
+        if path.exists():
+            found.append(judged(read_json(path)))
+            told = {name: found[-1].get(name) for name in ("untrained", "trained", "truth", "word")}
+            print(cell.key, told, flush=True)
+    found += [judged(cell) for cell in committed()]
+    for cell in found:
+        if cell["status"] == "committed":
+            del cell["looks"]  # which the tables hold
+    record = {"what": WHAT, "counts": summary(found), "commit": commit(), "versions": versions(), "cells": found}
+    write_json(ROOT / "results" / "verdicts.json", record)
+    print(record["counts"]["all"])
 
 
 if __name__ == "__main__":

@@ -107,12 +107,8 @@ def evaluate(
     seconds = seconds_of(budget, "--budget") if budget else float("inf")
     specs = apply(Specs(), given_values(given) if given else {}, "flags")
     settings = place_settings(place)
-    if seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
     protocols = chosen_protocols([name for item in protocol for name in item.split(",")])
-    check_encoder(run)
-    for folder in filter(None, (out, cache)):
-        output.check_folder(folder)
+    _check(run, seeds, out, cache)
     from byol.evals.evaluation import evaluate as score
 
     asked = partial(score, specs=specs, seeds=range(seeds), seconds=seconds, compare=untrained)
@@ -123,3 +119,12 @@ def check_encoder(path: str) -> None:
     """Refuses a path at which there is neither a run nor an encoder."""
     if not Path(path.removeprefix("random:")).exists():
         raise UsageError(f"There is no encoder at {path}: no such run or file.")
+
+
+def _check(run: str, seeds: int, *folders: Path | None) -> None:
+    """What an evaluation needs is there, and what it writes can be written."""
+    if seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {seeds}.")
+    check_encoder(run)
+    for folder in filter(None, folders):
+        output.check_folder(folder)

@@ -22,12 +22,19 @@ const PANELS = [
     unit: "directions",
   },
   {
-    key: "retrieval",
-    title: "A view finds its twin",
-    about: "among the watched images; higher is better",
+    key: "directions",
+    title: "Directions told apart",
+    about: "1: all images lie on a line and look alike",
+    low: 0,
+    unit: "directions",
+  },
+  {
+    key: "twins",
+    title: "A view is nearer to its twin",
+    about: "than to a view of another image; higher is better",
     share: true,
     low: 0,
-    levels: (run) => chance(last(run, "images"), 1),
+    levels: () => chance(2),
   },
   {
     key: "knn",

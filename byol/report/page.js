@@ -58,7 +58,8 @@ function verdict(run, index) {
 const MEASURES = [
   ["spread", "Spread", figure, () => "0 collapsed, 1 healthy"],
   ["rank_representation", "Rank of representation", figure, () => "directions in use"],
-  ["retrieval", "A view finds its twin", percent, (run) => `chance ${percent(1 / last(run, "images"))}`],
+  ["directions", "Directions told apart", figure, () => "1: all images on a line"],
+  ["twins", "A view is nearer to its twin", percent, () => "than to a stranger; chance 50 %"],
   ["knn", "kNN accuracy", percent, (run) => `chance ${percent(1 / run.data.classes)}`],
   ["loss", "Loss", figure, () => "per image"],
 ];

@@ -33,7 +33,7 @@ LOST, LOST_RANK = 0.4, 0.5  # of the directions beyond the first and of the rank
 SHRUNK = 0.85  # of the directions beyond the first: less, and images look more alike than before training
 SETTLED = 5  # looks, and
 FEW_STEPS = 200  # steps, before which no news is no bad news
-SURE = 2.0  # standard errors
+SURE, VERY_SURE = 2.0, 3.0  # standard errors; that views are found more often must be clear before it counts
 PLACE = 0.29  # deviation of the place of a twin among strangers where all places are as likely
 KEPT = 0.5  # of the best that was learned
 AVERAGED = 3  # looks: one alone is uncertain
@@ -98,8 +98,9 @@ def _change(looks: Sequence[Look], name: str) -> Change:
     if not (name in looks[0] and name in looks[-1]):
         return Change(math.nan, math.nan, up=False, down=False)
     before, now = looks[0][name], _average(looks[1:], name)
-    error = SURE * _standard_error(name, now, looks[-1]["images"])
-    return Change(before, now, up=now > before + error, down=now < before - error)
+    error = _standard_error(name, now, looks[-1]["images"])
+    clear = VERY_SURE if name == "twins" else SURE
+    return Change(before, now, up=now > before + clear * error, down=now < before - SURE * error)
 
 
 def _average(looks: Sequence[Look], name: str) -> float:

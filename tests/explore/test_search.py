@@ -333,7 +333,8 @@ def test_features_that_are_not_finite_are_left_out_by_name(
     assert "Left out: 7.png (its features are not finite)" in (search.outliers(file), capsys.readouterr().err)[1]
     picked = [row[1] for row in search.pick(39, file).rows]
     assert sorted(picked) == sorted({*map(str, names[:39]), "\\x1b[2J.png"} - {"7.png"})
-    for answer in (search.dedupe(file, threshold=-1.0), search.outliers(file), search.pick(5, file, by="typical")):
+    every = search.dedupe(file, threshold=-1.0, yes=True)
+    for answer in (every, search.outliers(file), search.pick(5, file, by="typical")):
         assert all(np.isfinite(value) for row in answer.rows for value in row if isinstance(value, float))
     np.savez(tmp_path / "f.npz", features=np.full((3, 4), bad, np.float32), names=names[:3])
     with pytest.raises(BadData, match="all 3 images are not finite"):
