@@ -107,8 +107,11 @@ class Model(nn.Module):
 
     def predict(self, images: Images) -> Predictions:
         """Answers for images: a file, a folder, shards or another name that `byol predict` takes, or a sequence of file
-        names, PIL images, uint8 arrays (H, W, 3) or uint8 tensors (3, H, W). Images are resized and cropped as in the fit."""
-        source = self.opened(images) if isinstance(images, str | Path) else _given(images)
+        names, PIL images, uint8 arrays (H, W, 3) or uint8 tensors (3, H, W).
+
+        Images are resized and cropped as in the fit.
+        """
+        source = self.opened(images) if isinstance(images, str | Path) else _given(images)  # type: ignore[arg-type]
         names, found, bad = list[str](), list[np.ndarray](), dict[str, str]()
         for answers in answered(self, source):
             names += [source.describe(i) for i in answers.indices]
