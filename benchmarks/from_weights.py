@@ -144,11 +144,11 @@ def distilled(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     """A width of 0.25 against its own moving average and against a fixed target of width 0.5, in equal steps."""
     began = time.process_time()
     contrastive = {"objective__name": "info-nce", "objective__beta": 1.0}
-    wide = trained("wide", cifar / "train", 600, count["cifar"], network__width=0.5, **contrastive)
+    wide = trained("wide", cifar / "train", 400, count["cifar"], network__width=0.5, **contrastive)
     fixed = {"network__target": "fixed", "network__target_init": str(wide.out)}
     runs = {
-        "scratch": trained("byol", cifar / "train", 600, count["cifar"]),
-        "distilled": trained("distilled", cifar / "train", 600, count["cifar"], **fixed),
+        "scratch": trained("byol", cifar / "train", 300, count["cifar"]),
+        "distilled": trained("distilled", cifar / "train", 300, count["cifar"], **fixed),
     }
     found: Figures = {"target": told(wide, **scored(wide.out, cifar / "test"))}
     found |= {name: told(run, **scored(run.out / ENCODER, cifar / "test")) for name, run in runs.items()}

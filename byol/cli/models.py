@@ -135,7 +135,8 @@ def predict(
     model
         The folder of the model.
     images
-        A folder of images or shards, a pattern or URL of shards, torchvision:NAME, hf:NAME-or-PATH, or scenes.
+        An image, a folder of images or shards, a pattern or URL of shards, torchvision:NAME, hf:NAME-or-PATH, or
+        scenes.
     out
         The .csv, .json or .parquet file to write.
     top

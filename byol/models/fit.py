@@ -314,7 +314,7 @@ def _figures(learned: Learned, given: np.ndarray, heat: float, labelled: Labelle
     found |= {
         "log loss": calibrate.log_loss(learned.logits, learned.targets, heat),
         "calibration error": calibrate.calibration_error(confidence, right),
-        "calibration error before": calibrate.calibration_error(
+        "calibration error without temperature": calibrate.calibration_error(
             *calibrate.answers(calibrate.probabilities(learned.logits, 1.0, labelled.several), learned.targets)
         ),
     }

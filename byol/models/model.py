@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from byol import checkpoint, data
+from byol.data.folder import EXTENSIONS
 from byol.data.loader import worker_count
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, DiskError, UsageError
@@ -105,10 +106,12 @@ class Model(nn.Module):
         return answer
 
     def predict(self, images: Images) -> Predictions:
-        """Answers for images: a folder, shards or another name that `byol predict` takes, or a sequence of file names,
-        PIL images, uint8 arrays (H, W, 3) or uint8 tensors (3, H, W). Images are resized and cropped as in the fit."""
-        named = isinstance(images, str | Path)
-        source = data.open_source(str(images), self.used.config.data) if named else _given(images)  # type: ignore[arg-type]
+        """Answers for images: a file, a folder, shards or another name that `byol predict` takes, or a sequence of file
+        names, PIL images, uint8 arrays (H, W, 3) or uint8 tensors (3, H, W).
+
+        Images are resized and cropped as in the fit.
+        """
+        source = self.opened(images) if isinstance(images, str | Path) else _given(images)  # type: ignore[arg-type]
         names, found, bad = list[str](), list[np.ndarray](), dict[str, str]()
         for answers in answered(self, source):
             names += [source.describe(i) for i in answers.indices]
@@ -116,6 +119,12 @@ class Model(nn.Module):
             bad |= {source.describe(i): reason for i, reason in answers.bad.items()}
         given = np.concatenate(found)
         return Predictions(names, [label for row in given for label in [self.label(row)]], given, bad)
+
+    def opened(self, images: str | Path, split: str = "train") -> Source:
+        """The images that a name stands for; one image file is an image."""
+        if Path(images).is_file() and Path(images).suffix.lower().removeprefix(".") in EXTENSIONS:
+            return _given([images])
+        return data.open_source(str(images), self.used.config.data, split)
 
     def label(self, row: np.ndarray) -> Any:
         """What the model answers with for the probabilities (classes,) of one image."""

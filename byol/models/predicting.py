@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from byol import data
 from byol.data.source import Source
 from byol.errors import UsageError
 from byol.models.labels import JOINT
@@ -53,7 +52,7 @@ def predict(
     count = len(model.classes)
     if not 0 <= top <= count:
         raise UsageError(f"--top must be between 0 (all) and {count}, the model's classes, not {top}.")
-    source = data.open_source(str(images), model.used.config.data, split)
+    source = model.opened(images, split)
     place, left_out, silent = placed(place), 0, 0
     with replacing(place, 0) as file, WRITERS[place.suffix](file, model, top) as write:
         for rows in answers(model, source, top):

@@ -109,6 +109,9 @@ def test_one_image_or_many_however_they_come(folder: Path, classes: Path, tmp_pa
     assert np.abs(sharded.probabilities - whole.probabilities[order]).max() <= 1e-5
     wrong = model.predict([files[0], tmp_path / "gone.png", np.zeros((4, 4))])
     assert list(wrong.unreadable) == [str(tmp_path / "gone.png"), "image 2"]
+    alone = model.predict(files[0])
+    assert alone.names == [str(files[0])]
+    assert np.abs(alone.probabilities[0] - whole.probabilities[0]).max() <= 1e-5
     with pytest.raises(UsageError, match="empty"):
         model.predict([])
 
