@@ -7,10 +7,9 @@ them. This module imports neither torch nor anything of ours but the errors, so 
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from byol.errors import UsageError, nearest
 
@@ -72,6 +71,7 @@ class View:
     blur: float = option(1.0, "probability of a Gaussian blur", low=0, high=1)
     sigma_min: float = option(0.1, "smallest blur, in pixels", low=0.001, high=1000)
     sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001, high=1000)
+    plugin: float = option(0.0, "probability of each operation that a --plugin adds", low=0, high=1)
     solarize: float = option(0.0, "probability of solarization", low=0, high=1)
 
 
@@ -346,11 +346,6 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
             pass
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
-
-
-def optional(kind: Any) -> Any:
-    """`kind | None`, for the flags that may be left out."""
-    return Union[kind, types.NoneType]  # noqa: UP007 (built at run time)
 
 
 @dataclass(frozen=True)

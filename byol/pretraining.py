@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,19 +32,42 @@ from byol.run.record import Verdict
 _training = threading.Lock()  # held by the thread that trains
 
 
-@dataclass(frozen=True)
+Listener = Callable[[dict[str, Any]], object]  # is given a line of metrics.jsonl
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run."""
+    """A run: where it is, what it was asked, what was measured, and the verdict."""
 
     out: Path
     config: Config
     plan: Plan
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]  # of steps and looks, as they came
     verdict: Verdict
 
     @property
     def encoder(self) -> Path:
         return self.out / checkpoint.ENCODER
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What the steps measured: a table without empty cells."""
+        return [line for line in self.metrics if "loss" in line]
+
+    @property
+    def looks(self) -> list[dict[str, Any]]:
+        """What the looks at the representation measured."""
+        return [line for line in self.metrics if "spread" in line]
+
+    def __repr__(self) -> str:
+        from byol.run import cards
+
+        return cards.text(self)
+
+    def _repr_html_(self) -> str:
+        from byol.run import cards
+
+        return cards.html(self)
 
 
 class Watch(NamedTuple):
@@ -52,6 +75,8 @@ class Watch(NamedTuple):
 
     monitor: monitor.Monitor | None
     metrics: files.Metrics
+    on_step: Listener | None = None
+    on_look: Listener | None = None
 
 
 def pretrain(
@@ -62,11 +87,19 @@ def pretrain(
     *,
     config_file: str | Path | None = None,
     overwrite: bool = False,
+    plugin: str | Path | None = None,
+    on_step: Listener | None = None,
+    on_look: Listener | None = None,
 ) -> Run:
     """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was.
 
+    `on_step` and `on_look` are called after every step and every look with what was measured, in the first process.
     When every process of a torchrun or Slurm job calls it, all of them train one network together.
     """
+    if plugin:
+        from byol import plugins  # not when a module of the loop is loaded
+
+        plugins.load(plugin)
     request = Request.make(data, out, preset, overrides or {}, config_file)
     cuda = request.config.run.device in ("auto", "cuda") and torch.cuda.is_available()
     with (
@@ -76,7 +109,7 @@ def pretrain(
         silent(processes.rank() > 0),
         open_run(request, overwrite) as setup,
     ):
-        return _run(setup)
+        return _run(setup, on_step, on_look)
 
 
 @contextlib.contextmanager
@@ -106,7 +139,7 @@ def alone() -> Iterator[None]:
         _training.release()
 
 
-def _run(setup: Setup) -> Run:
+def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Run:
     config, plan = setup.config, setup.plan
     state = build(setup)
     if setup.finished and state.step == plan.steps:
@@ -120,7 +153,7 @@ def _run(setup: Setup) -> Run:
     processes.meet()
     try:
         with signals.deferred():
-            train(state, setup, Watch(watcher, metrics))
+            train(state, setup, Watch(watcher, metrics, on_step if first else None, on_look))
     except Diverged as error:
         setup.finish("diverged")
         last = checkpoint.found(setup.checkpoints)
@@ -205,6 +238,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 step = update(model, optimizer, passes, lr=lr, tau=tau, machine=setup.machine, clip=config.optim.clip)
                 if k % config.run.log_every == 0 or k + 1 == plan.steps:
                     watch.metrics.add(setup.metrics_line(k, step, lr, tau))
+                if watch.on_step:
+                    watch.on_step(setup.metrics_line(k, step, lr, tau))
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
             state = State(model, optimizer, k + 1)
@@ -293,8 +328,11 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     assert watch.monitor
     files.require_there(setup.out)
     step = state.step - 1
-    watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
+    seen = {"step": step, **watch.monitor.look(state.method, step)}
+    watch.metrics.add(seen)
     write_encoder(state, setup)
+    if watch.on_look:
+        watch.on_look(dict(seen))
     give_back()
     verdict = monitor.verdict(watch.metrics.history, setup.config)
     if verdict.word == "collapsing":

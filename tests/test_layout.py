@@ -16,8 +16,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "errors", "config schedules", "run.progress run.signals run.files config_file", "parallel",
     "crops networks neighbours objectives optim views presets", "method run.machine", "algorithm run.pictures", "data",
-    "checkpoint weights.compare weights.unpickling weights.reader run", "pretraining evals weights parallel.launching",
-    "explore tables report", "cli",
+    "checkpoint weights.compare weights.unpickling weights.reader run plugins",
+    "pretraining run.cards evals weights parallel.launching",
+    "explore tables report", "cli library",
 ]  # fmt: skip
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Group, Parameter, Token
 
 import byol
-from byol.config import Config, apply, declared, optional
+from byol.config import Config, apply, declared
 from byol.evals.spec import Specs
 
 
@@ -22,7 +23,8 @@ def _default(value: Any) -> str | None:
 
 app = App(
     name="byol",
-    help="Bootstrap Your Own Latent: a good encoder from unlabelled images.",
+    help="Bootstrap Your Own Latent: a good encoder from unlabelled images. Every verb takes --plugin FILE.py, with "
+    "objectives, encoders and view operations of your own (docs/extend.md), and --debug, which shows tracebacks.",
     version=byol.__version__,
     default_parameter=Parameter(show_default=_default),
 )
@@ -41,6 +43,11 @@ SHORT = {
     "run.device": "--device",
     "run.precision": "--precision",
 }
+
+
+def optional(kind: Any) -> Any:
+    """`kind | None`, for the flags that may be left out."""
+    return Union[kind, NoneType]  # noqa: UP007 (built at run time)
 
 
 def _as_typed(_: Any, tokens: Sequence[Token]) -> Any:

@@ -6,11 +6,13 @@ use the same `write` and `read`.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,6 +53,14 @@ class DataFacts:
     fingerprint: str
     location: str = ""  # the same from every working directory; empty in records that do not know it
     sample: str = ""  # a digest of some images' pixels, by which images that were moved are known
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A file of the user's that a run was made with: named, so that it can be asked for, and never loaded from here."""
+
+    name: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -96,12 +106,32 @@ class RunRecord:
     versions: dict[str, str]
     commit: str
     data: DataFacts
+    plugin: Plugin | None = None  # that objective, encoder or views come from
     processes: int = 1
     status: Status = "running"
     plan: Plan | None = None
     estimate: Estimate | None = None
     sessions: list[Session] = field(default_factory=list)
     verdict: Verdict | None = None
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str:
+    """The commit of the code when it runs from a checkout, else nothing."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def read_run(out: Path) -> RunRecord:

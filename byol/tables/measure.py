@@ -18,9 +18,8 @@ from byol.evals.protocol import Session
 from byol.presets import compose
 from byol.pretraining import pretrain
 from byol.run import machine
-from byol.run.directory import commit
 from byol.run.files import read_metrics
-from byol.run.record import NAME, encode, read_run
+from byol.run.record import NAME, commit, encode, read_run
 from byol.tables.cells import Cell, Evaluation
 from byol.tables.compute import header
 from byol.tables.record import CellRecord, Look, Score, Verdict
