@@ -77,8 +77,8 @@ def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
     setup.machine = alone
     setup.record_of_run = replace(setup.record_of_run, machine=alone)
     return other, [
-        f"  threads   1: one trains {other.images_per_second:.3g} images/s here and now, {place.threads} train "
-        f"{needed.images_per_second:.3g}, as on a machine that is busy with other programs; --run.threads "
+        f"  threads   1: one trains {other.images_per_second:,.0f} images/s here and now, {place.threads} train "
+        f"{needed.images_per_second:,.0f}, as on a machine that is busy with other programs; --run.threads "
         f"{place.threads} takes them nevertheless",
         *busy(pace),
     ]

@@ -117,8 +117,8 @@ class Bar:
             self.expected = rate
             slower = "slower" if rate < expected else "faster"
             say(
-                f"{self.title} is {slower} than expected: {rate:,.3g} {self.unit}/s in the last minute, not "
-                f"{expected:,.3g}; about {self.left} left."
+                f"{self.title} is {slower} than expected: {rate:,.0f} {self.unit}/s in the last minute, not "
+                f"{expected:,.0f}; about {self.left} left."
             )
 
     def close(self) -> None:
