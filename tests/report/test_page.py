@@ -198,8 +198,10 @@ def test_phone_and_dark(browser: Any, written: Path) -> None:
     watched = Watched(browser, written, 390, "dark")
     assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
     about = "nodes => nodes.map(node => node.getBoundingClientRect().width)"  # of the protocols, which have sentences
-    widths = watched.page.eval_on_selector_all("#results td:nth-child(2)", about)
+    widths = watched.page.eval_on_selector_all(".stacked td:nth-child(2)", about)
     assert min(widths) >= 200
+    right = "nodes => nodes.map(node => node.getBoundingClientRect().right)"  # of the figures themselves
+    assert max(watched.page.eval_on_selector_all(".stacked td.number", right)) <= 390
     background = "getComputedStyle(document.body).backgroundColor"
     dark = watched.page.evaluate(background)
     watched.page.click("#theme")
