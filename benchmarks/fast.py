@@ -33,10 +33,9 @@ from byol.evals.features import of_both, of_part
 from byol.evals.protocol import Session
 from byol.evals.spec import Transfer
 from byol.presets import PRESETS
-from byol.run.directory import commit
 from byol.run.files import read_json, write_json
 from byol.run.machine import versions
-from byol.run.record import read_run
+from byol.run.record import commit, read_run
 
 RECORD = Path("results/fast-recipes.json")
 NEIGHBOURS = 20

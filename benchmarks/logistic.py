@@ -22,9 +22,9 @@ from sklearn.linear_model import LogisticRegression
 
 from byol.evals.logistic import fit
 from byol.evals.spec import Transfer
-from byol.run.directory import commit
 from byol.run.files import write_json
 from byol.run.machine import versions
+from byol.run.record import commit
 
 SIZES = ("5000x128x5", "20000x128x10", "5000x512x20")
 TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12)  # the first is scikit-learn's own

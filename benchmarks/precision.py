@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from byol.run.directory import commit
 from byol.run.files import write_json
 from byol.run.machine import versions
+from byol.run.record import commit
 from byol.tables.record import read_table
 
 ROW = "τ 0.99"

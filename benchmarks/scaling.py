@@ -161,9 +161,9 @@ def main() -> None:
     if arguments.work:
         work(json.loads(arguments.work))
         return
-    from byol.run.directory import commit
     from byol.run.files import write_json
     from byol.run.machine import versions
+    from byol.run.record import commit
 
     rounds: dict[str, list[float]] = {name: [] for name in arguments.only}
     planned: list[float] = []

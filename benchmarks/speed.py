@@ -28,10 +28,10 @@ import torch
 
 from byol import data
 from byol.config import Data
-from byol.run.directory import commit
 from byol.run.files import write_json
 from byol.run.machine import versions
 from byol.run.progress import say
+from byol.run.record import commit
 
 HERE = Path(__file__).resolve().parent
 BUSY = 0.15  # of the cores, by others, in the seconds before an entry

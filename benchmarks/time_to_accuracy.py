@@ -30,9 +30,9 @@ from contestants import Files, autocast, encoder, loader, pixels, placed
 from torch import Tensor, nn
 
 from byol import neighbours
-from byol.run.directory import commit
 from byol.run.files import write_json
 from byol.run.machine import versions
+from byol.run.record import commit
 
 HERE = Path(__file__).resolve().parent
 SPEC = {"depth": 18, "width": 0.25, "small": True, "size": 32, "batch": 256, "hidden": 1024, "tuned": False}

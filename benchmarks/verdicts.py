@@ -33,9 +33,9 @@ from byol.evals.encoder import Encoder, open_encoder, random_encoder
 from byol.evals.protocol import Session
 from byol.evals.spec import Knn, Transfer
 from byol.pretraining import pretrain
-from byol.run.directory import commit
 from byol.run.files import read_json, read_metrics, write_json
 from byol.run.machine import versions
+from byol.run.record import commit
 from byol.run.verdict import measured
 from byol.tables.record import read_table
 

@@ -72,6 +72,7 @@ class View:
     blur: float = option(1.0, "probability of a Gaussian blur", low=0, high=1)
     sigma_min: float = option(0.1, "smallest blur, in pixels", low=0.001, high=1000)
     sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001, high=1000)
+    plugin: float = option(0.0, "probability of each operation that a --plugin adds", low=0, high=1)
     solarize: float = option(0.0, "probability of solarization", low=0, high=1)
 
 

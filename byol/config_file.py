@@ -54,12 +54,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise UsageError(f"{path}: a config file is a mapping such as 'optim: {{lr: 0.3}}'.")
-    flat: dict[str, Any] = {}
-    for name, value in _flatten_mapping(loaded, "", path):
-        if name in flat:
-            raise UsageError(f"{path}: duplicate key '{name}', once nested and once dotted.")
-        flat[name] = value
-    return flat
+    return flat(loaded, path)
+
+
+def flat(mapping: Mapping[Any, Any], origin: object) -> dict[str, Any]:
+    """`{"optim": {"lr": value}}` as `{"optim.lr": value}`; what is dotted already stays."""
+    found: dict[str, Any] = {}
+    for name, value in _flatten_mapping(mapping, "", origin):
+        if name in found:
+            raise UsageError(f"{origin}: duplicate key '{name}', once nested and once dotted.")
+        found[name] = value
+    return found
 
 
 def _problem(error: Exception) -> str:
@@ -70,7 +75,7 @@ def _problem(error: Exception) -> str:
     return str(found)[:200]
 
 
-def _flatten_mapping(mapping: Mapping[Any, Any], prefix: str, path: Path) -> Iterator[tuple[str, Any]]:
+def _flatten_mapping(mapping: Mapping[Any, Any], prefix: str, path: object) -> Iterator[tuple[str, Any]]:
     for key, value in mapping.items():
         if not isinstance(key, str):
             raise UsageError(f"{path}: the key {key!r} is not text.")

@@ -20,6 +20,7 @@ from byol.config import Network
 from byol.errors import UsageError, nearest
 from byol.parallel import collectives
 
+PLUGIN = "What a plug-in defines needs --plugin FILE."
 Padding = Literal["symmetric", "same"]
 # With fewer input channels, the gradient of a strided 1×1 convolution (channels_last, from about 48 px on) crashes the
 # process in torch 2.15 on CPUs with AVX-512: it writes beyond its memory.
@@ -332,12 +333,12 @@ def use_compile(encoder: nn.Module, backend: str = "inductor") -> None:
 def check_encoder(name: str) -> None:
     """Refuse an unknown name before anything is loaded or built."""
     if not name.startswith("timm:") and name not in BACKBONES:
-        raise UsageError(f"There is no encoder '{name}'. {nearest(name, [*BACKBONES, 'timm:NAME'])}")
+        raise UsageError(f"There is no encoder '{name}'. {nearest(name, [*BACKBONES, 'timm:NAME'])} {PLUGIN}")
 
 
 def has_width(name: str) -> bool:
     """Whether network.width, small_images, padding and zero_init_last mean anything for an encoder."""
-    return name in BACKBONES
+    return name.removeprefix("resnet") in map(str, RESNETS)
 
 
 def encoder(config: Network, resolution: int = 0) -> nn.Module:

@@ -94,7 +94,8 @@ NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "layer": laye
 def check(name: str) -> None:
     """Refuse an unknown name before anything is loaded or built."""
     if name not in OBJECTIVES:
-        raise UsageError(f"There is no objective '{name}'. {nearest(name, OBJECTIVES)}")
+        plugin = "What a plug-in defines needs --plugin FILE."
+        raise UsageError(f"There is no objective '{name}'. {nearest(name, OBJECTIVES)} {plugin}")
 
 
 def build(config: Objective) -> Loss:

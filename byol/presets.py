@@ -164,10 +164,12 @@ def fast(config: Config) -> Config:
 
 
 def vit() -> Config:
-    """A ViT of timm, at 224 px: AdamW and clipped gradients; LARS, whose step follows the weights' norm, collapses.
+    """A ViT of timm at 224 px, 300 epochs: AdamW, clipped gradients and a fast predictor. Measured at 64 px only.
 
-    Rates and decay lie between those of MoCo v3 and DINO, which train ViTs with two views and a moving average.
-    MEASURED
+    Rates and decay lie between those of MoCo v3 and DINO, which train ViTs with two views and a moving average too.
+    timm:vit_tiny_patch16_224 on 1,600 photographs of five flowers, steps of 64, tau 0.99, one seed, nearest neighbours
+    right before and after: 37 → 41 % in 500 steps with AdamW at a rate of 1e-3, a clip of 1 and the predictor ten times
+    as fast; in 250 steps 37 → 31 % without the fast predictor, 37 → 32 % under LARS at 2.0.
     """
     return Config(
         network=Network(encoder="timm:vit_small_patch16_224"),
@@ -177,6 +179,7 @@ def vit() -> Config:
             warmup_epochs=30,
             batch=1024,
             lr=5e-4,
+            predictor_lr=10.0,
             weight_decay=0.05,
             clip=1.0,
             tau=0.99,

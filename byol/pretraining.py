@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,19 +33,42 @@ from byol.run.verdict import best_look, judge
 _training = threading.Lock()  # held by the thread that trains
 
 
-@dataclass(frozen=True)
+Listener = Callable[[dict[str, Any]], object]  # is given a line of metrics.jsonl
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run."""
+    """A run: where it is, what it was asked, what was measured, and the verdict."""
 
     out: Path
     config: Config
     plan: Plan
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]  # of steps and looks, as they came
     verdict: Verdict
 
     @property
     def encoder(self) -> Path:
         return self.out / checkpoint.ENCODER
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What the steps measured: a table without empty cells."""
+        return [line for line in self.metrics if "loss" in line]
+
+    @property
+    def looks(self) -> list[dict[str, Any]]:
+        """What the looks at the representation measured."""
+        return [line for line in self.metrics if "spread" in line]
+
+    def __repr__(self) -> str:
+        from byol.run import cards
+
+        return cards.text(self)
+
+    def _repr_html_(self) -> str:
+        from byol.run import cards
+
+        return cards.html(self)
 
 
 class Watch(NamedTuple):
@@ -53,6 +76,15 @@ class Watch(NamedTuple):
 
     monitor: monitor.Monitor | None
     metrics: files.Metrics
+    on_step: Listener | None = None
+    on_look: Listener | None = None
+
+    def note(self, line: dict[str, Any], logged: bool) -> None:
+        """What a step measured: to those who listen, and into the log where its turn has come."""
+        if logged:
+            self.metrics.add(line)
+        if self.on_step:
+            self.on_step(dict(line))
 
 
 def pretrain(
@@ -63,11 +95,19 @@ def pretrain(
     *,
     config_file: str | Path | None = None,
     overwrite: bool = False,
+    plugin: str | Path | None = None,
+    on_step: Listener | None = None,
+    on_look: Listener | None = None,
 ) -> Run:
     """Pretrains on `data` into the directory `out`; called again with the same arguments, it goes on where it was.
 
+    `on_step` and `on_look` are called after every step and every look with what was measured, in the first process.
     When every process of a torchrun or Slurm job calls it, all of them train one network together.
     """
+    if plugin:
+        from byol import plugins  # not when a module of the loop is loaded
+
+        plugins.load(plugin)
     request = Request.make(data, out, preset, overrides or {}, config_file)
     cuda = request.config.run.device in ("auto", "cuda") and torch.cuda.is_available()
     with (
@@ -77,7 +117,7 @@ def pretrain(
         silent(processes.rank() > 0),
         open_run(request, overwrite, read_weights) as setup,
     ):
-        return _run(setup)
+        return _run(setup, on_step, on_look)
 
 
 def read_weights(place: str) -> Given:
@@ -114,7 +154,7 @@ def alone() -> Iterator[None]:
         _training.release()
 
 
-def _run(setup: Setup) -> Run:
+def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Run:
     config, plan = setup.config, setup.plan
     state = build(setup)
     if setup.finished and state.step == plan.steps:
@@ -128,7 +168,7 @@ def _run(setup: Setup) -> Run:
     processes.meet()
     try:
         with signals.deferred():
-            train(state, setup, Watch(watcher, metrics))
+            train(state, setup, Watch(watcher, metrics, on_step if first else None, on_look))
     except Diverged as error:
         setup.finish("diverged")
         last = checkpoint.found(setup.checkpoints)
@@ -217,8 +257,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
                 passes = augmented(crops, setup)
                 clip, place = config.optim.clip, setup.machine
                 step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
-                if k % config.run.log_every == 0 or k + 1 == plan.steps:
-                    watch.metrics.add(setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta))
+                line = setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta)
+                watch.note(line, logged=k % config.run.log_every == 0 or k + 1 == plan.steps)
                 shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
             shown.advance()
             state = State(model, optimizer, k + 1)
@@ -315,11 +355,14 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     assert watch.monitor
     files.require_there(setup.out)
     step = state.step - 1
-    watch.metrics.add({"step": step, **watch.monitor.look(state.method, step)})
+    seen = {"step": step, **watch.monitor.look(state.method, step)}
+    watch.metrics.add(seen)
     verdict = judge(watch.metrics.history, setup.config)
     write_encoder(state, setup, verdict)
     if best_look(watch.metrics.history) is watch.metrics.history[-1]:
         write_encoder(state, setup, verdict, checkpoint.BEST)
+    if watch.on_look:
+        watch.on_look(dict(seen))
     give_back()
     if verdict.word == "collapsing":
         if judge(watch.metrics.history[:-1]).word != "collapsing":  # said once, and again only after it had ended

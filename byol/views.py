@@ -44,7 +44,8 @@ Draw = Mapping[str, Tensor]
 
 
 class Operation(NamedTuple):
-    """A change of some images, picked with the probability that the field of `View` with the operation's name holds."""
+    """A change of some images, picked with the probability that the field of `View` with the operation's name holds,
+    or `plugin` for one that has no field."""
 
     # (images (B, 3, S, S), choices, config) → changed images, which are clipped to [0, 1] afterwards. `choices(name)`
     # is what was drawn for these images, (B,). The images given may be overwritten.
@@ -91,7 +92,7 @@ def _choose(uniform: Callable[[str], Tensor], view: View, config: Views) -> Draw
         "order": uniform("order").argsort(1),
     }
     for name, operation in OPERATIONS.items():
-        chosen[name] = uniform(name)[:, 0] < getattr(view, name)
+        chosen[name] = uniform(name)[:, 0] < getattr(view, name, view.plugin)
         for strength, (low, high) in operation.strengths(view, config).items():
             chosen[strength] = _between(uniform(strength)[:, 0], low, high).float()
     return chosen

@@ -76,6 +76,24 @@ def _say(error: object) -> None:
         complain(f"process {rank}: {error}")
 
 
+def _take_plugin(arguments: list[str]) -> list[str]:
+    """The arguments without --plugin FILE, which every verb takes; the file is loaded, as they may name its parts."""
+    rest, files, words = list[str](), list[str](), iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag == "--plugin":
+            files.append(value if equals else next(words, ""))
+        else:
+            rest.append(word)
+    for file in files:
+        if not file:
+            raise UsageError("--plugin needs the name of a Python file, as in --plugin my.py.")
+        from byol import plugins
+
+        plugins.load(file)
+    return rest
+
+
 def _run(arguments: list[str]) -> None:
     """The verb, or its help, which is shown by `rich`; an error is told without `rich`, which takes long to load."""
     unused: Any = sys.stderr
@@ -94,7 +112,7 @@ def main() -> None:
     code = 0
     try:
         with signals.handled():
-            _run(arguments)
+            _run(_take_plugin(arguments))
     except CycloptsError as error:
         _say(UsageError(_explain(error)))
         code = 2

@@ -23,7 +23,8 @@ def _default(value: Any) -> str | None:
 
 app = App(
     name="byol",
-    help="Bootstrap Your Own Latent: a good encoder from unlabelled images.",
+    help="Bootstrap Your Own Latent: a good encoder from unlabelled images. Every verb takes --plugin FILE.py, with "
+    "objectives, encoders and view operations of your own (docs/extend.md), and --debug, which shows tracebacks.",
     version=byol.__version__,
     default_parameter=Parameter(show_default=_default),
 )

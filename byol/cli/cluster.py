@@ -112,4 +112,6 @@ def launch(
     from byol.parallel.launching import launch as submit
 
     tasks = processes or max(1, gpus)
-    submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus), dry_run)
+    from byol import plugins
+
+    submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus, plugins.path()), dry_run)

@@ -26,10 +26,9 @@ from byol.evals.protocol import Result, Session
 from byol.evals.record import Choice, EncoderFacts, EvaluationRecord, Figure, SeedResult, TaskFacts
 from byol.evals.spec import DENSE, MODULES, PROTOCOLS, Specs, chosen_protocols
 from byol.run import caution, machine
-from byol.run.directory import commit, now
 from byol.run.files import distinct_names, followed, only_writer, refuse_link
 from byol.run.progress import duration, say, tell
-from byol.run.record import encode
+from byol.run.record import commit, encode, now
 
 RANDOM = "random:"  # before a run: its network as it was before training
 

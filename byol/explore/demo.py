@@ -19,9 +19,9 @@ from byol.explore.sheets import view_rows
 from byol.neighbours import nearest
 from byol.pretraining import Run, pretrain
 from byol.run import pictures
-from byol.run.directory import commit
 from byol.run.files import write_json
 from byol.run.progress import tell
+from byol.run.record import commit
 
 SIZE = 4000
 # Every object has its own colours, so strong colour changes leave shape and pattern to tell two scenes apart.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ COLUMNS, SHEET_ROWS, CELL = 8, 25, 96  # of a sheet
 MOST_REPEATS = 0.3  # of all images, that dedupe lists without being asked twice
 FRIENDS, FRIENDS_FROM = 3, 0.03  # pairs shown whose cosine is below dedupe's threshold, by so much at most
 SAMPLED, FEWEST_DIRECTIONS = 1000, 1.5  # an untrained network tells about two directions apart, a trained one more
+CAPTION = 15  # letters that fit below an image of a sheet
 CENTRED_FROM = 16  # fewer images than this have no mean worth subtracting
 
 
@@ -271,7 +273,8 @@ def write(answer: Answer, out: Path, sheet: Path | None = None) -> None:
         if not answer.read:
             raise UsageError("--sheet needs the images themselves: name them instead of a .npz file.")
         sheet.parent.mkdir(parents=True, exist_ok=True)
-        pictures.sheet(sheet, [[answer.read(row) for row in line] for line in answer.shown], (), (CELL, CELL))
+        images = [[answer.read(row) for row in line] for line in answer.shown]
+        pictures.sheet(sheet, images, (), (CELL, CELL), captions=captions(answer))
     out = placed(out)
     if out.suffix == ".json":
         write_json(out, [dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
@@ -291,6 +294,22 @@ def write(answer: Answer, out: Path, sheet: Path | None = None) -> None:
     for note in answer.notes:
         tell(note)
     tell(f"{answer.sentence}. The whole list is in {out}.")
+
+
+def captions(answer: Answer) -> list[list[str]]:
+    """For each image of a sheet its name, as far as it fits, and the first number of its row."""
+    rows: list[list[tuple[Any, ...]]] = []
+    if answer.columns[0] == "group":
+        for _, members in itertools.groupby(answer.rows, key=lambda row: row[0]):
+            rows.append(list(members))
+    else:
+        rest = iter(answer.rows)
+        rows = [list(itertools.islice(rest, len(line))) for line in answer.shown]
+    figure = answer.columns.index("similarity") if "similarity" in answer.columns else 2
+    return [
+        [f"{Path(row[1]).name[-CAPTION:]}\n{row[figure]}" for row in line[: len(shown)]]
+        for line, shown in zip(rows, answer.shown, strict=False)
+    ]
 
 
 def check_out(out: Path, sheet: Path | None, also: tuple[str, ...] = ()) -> None:

@@ -71,6 +71,11 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
     }
 
 
+def rate(number: float) -> str:
+    """Three digits, without a power of ten: `1,996`, `37.2`."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def lines(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """The measures in words, with a title each."""
     if not found:
@@ -81,7 +86,7 @@ def lines(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     where = "from memory" if found["in_memory"] else f"by {found['workers']} workers"
     yield (
         "speed",
-        f"loading {found['loader']:,.3g} images/s {where}, training {found['training']:,.3g}: "
+        f"loading {rate(found['loader'])} images/s {where}, training {rate(found['training'])}: "
         f"{found['bottleneck']} is the bottleneck",
     )
     if found["bottleneck"] == "loading" and not found["in_memory"]:

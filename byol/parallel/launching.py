@@ -36,6 +36,7 @@ class Request:
     partition: str
     hours: float
     cpus: int
+    plugin: str = ""  # its file, seen by all machines
 
 
 @contextmanager
@@ -80,7 +81,9 @@ class Job:
         asked = self.request
         try:
             with saving_first():
-                return pretrain(asked.data, asked.out, asked.preset, asked.overrides).verdict.sentence
+                return pretrain(
+                    asked.data, asked.out, asked.preset, asked.overrides, plugin=asked.plugin or None
+                ).verdict.sentence
         except ByolError as error:
             say(f"byol: {error}")
             raise

@@ -1,0 +1,34 @@
+"""The report: records of runs to one HTML page. The package itself is what `byol.report(RUN)` calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+IMAGES = 5000  # on the map
+
+
+class _Report(ModuleType):
+    """A package that can be called: its name is also the name of what it does."""
+
+    def __call__(
+        self,
+        runs: str | Path | Sequence[str | Path],
+        out: str | Path | None = None,
+        images: int = IMAGES,
+        data: str = "",
+    ) -> Path:
+        """Writes one HTML page about a run, or about several side by side, and returns where it is."""
+        from byol.errors import UsageError
+        from byol.report.build import report
+
+        paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+        if not paths or not all(path.is_dir() for path in paths):
+            raise UsageError("byol.report takes a run directory, or a list of them.")
+        place = Path(out) if out else paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
+        return report(paths, place, images, data)
+
+
+sys.modules[__name__].__class__ = _Report

@@ -15,15 +15,14 @@ from byol.data.source import Source
 from byol.errors import ByolError
 from byol.evals.encoder import Encoder
 from byol.evals.features import finite_rows
-from byol.report import collect, gallery, page, samples
+from byol.report import IMAGES, collect, gallery, page, samples
 from byol.report.collect import Facts, Record
 from byol.run import caution
-from byol.run.directory import now
 from byol.run.files import placed, write_atomically
 from byol.run.progress import say, tell
+from byol.run.record import now
 from byol.run.remembered import Named, images_of
 
-IMAGES = 5000
 CHARACTERS = 7_000_000  # of tiles for so many images: with all the rest the page stays below 10 MB
 
 

@@ -67,7 +67,7 @@ function results() {
         ? "On test images that were looked at once, after every choice was made on others; mean ± half the range over seeds."
         : null,
     ),
-    rows.length ? el("div", { class: "card scroll" }, table(["Data", "Protocol", "Figure", ...heads], rows, 3)) : null,
+    rows.length ? el("div", { class: "card scroll stacked" }, table(["Data", "Protocol", "Figure", ...heads], rows, 3)) : null,
     RUNS.map((run) => [tableRows(run), demoTable(run), otherWeights(run)]),
     any
       ? null

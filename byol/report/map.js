@@ -44,7 +44,7 @@ class Atlas {
     this.over = null;
     this.only = null;
     this.match = null;
-    this.pictures = false;
+    this.pictures = true;
     this.pointers = new Map();
     this.moving = false;
     this.redraw = () => this.draw();
@@ -195,7 +195,8 @@ class Atlas {
     context.clearRect(0, 0, this.width, this.height);
     const crowd = Math.sqrt((this.width * this.height) / this.size);
     const radius = Math.max(1.6, Math.min(5, crowd * 0.13)) * Math.min(2.2, this.scale ** 0.35);
-    const side = Math.max(9, Math.min(this.sheet.side * 1.5, crowd * 0.6 * this.scale));
+    const side = Math.max(14, Math.min(this.sheet.side * 1.5, crowd * 0.9 * this.scale)),
+      frame = side < 24 ? 0.75 : 1.5;
     const inside = (x, y) => x > -side && y > -side && x < this.width + side && y < this.height + side;
     let pictures = this.pictures;
     if (pictures && this.moving) {
@@ -216,7 +217,7 @@ class Atlas {
             y = this.sy(i);
           if (!inside(x, y)) continue;
           if (pictures && !dim) {
-            context.fillRect(x - side / 2 - 1.5, y - side / 2 - 1.5, side + 3, side + 3);
+            context.fillRect(x - side / 2 - frame, y - side / 2 - frame, side + 2 * frame, side + 2 * frame);
             if (this.sheet.put(context, i, x - side / 2, y - side / 2, side, side)) continue;
           }
           if (square) context.fillRect(x - edge / 2, y - edge / 2, edge, edge);
@@ -354,8 +355,21 @@ class Atlas {
           ),
         )
       : null;
+    if (this.match === null) this.reset();
+    else if (this.match.size) this.frame([...this.match]);
     this.describe();
     this.draw();
+  }
+  // Moves and zooms so that these images fill the window; one alone is seen with its surroundings.
+  frame(images) {
+    const xs = images.map((i) => this.px(i)),
+      ys = images.map((i) => this.py(i));
+    const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+    this.cx = (left + right) / 2;
+    this.cy = (top + bottom) / 2;
+    const wide = this.halfX / Math.max((right - left) / 2, 1e-6),
+      high = this.halfY / Math.max((bottom - top) / 2, 1e-6);
+    this.scale = Math.max(1, Math.min(wide, high, 8));
   }
   listClasses() {
     if (!this.members) return;

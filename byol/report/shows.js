@@ -86,10 +86,10 @@ function atlas() {
       segments(
         "Draw",
         [
-          [false, "Points"],
           [true, "Images"],
+          [false, "Points"],
         ],
-        false,
+        true,
         (pictures) => {
           map.pictures = pictures;
           map.draw();

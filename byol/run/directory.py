@@ -6,12 +6,10 @@ images, chooses the config once, and yields a `Setup`, all that training needs.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ from byol.presets import Reason
 from byol.run import files, machine, record
 from byol.run.machine import Machine
 from byol.run.progress import say
-from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdict
+from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdict, commit, now
 
 if TYPE_CHECKING:
     from byol.run.given import Weights
@@ -66,7 +64,10 @@ class Request:
             from byol.config_file import read_yaml
 
             in_file = read_yaml(Path(config_file))
-        # Numbers and arrays of NumPy as Python's own, which JSON can write.
+        from byol.config_file import flat
+
+        # Sections may be nested; numbers and arrays of NumPy as Python's own, which JSON can write.
+        overrides = flat(overrides, "overrides")
         overrides = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in overrides.items()}
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
@@ -171,6 +172,7 @@ def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Gi
     source = data.open_source(request.asked.data, request.config.data)
     with files.only_writer(request.out):
         stored = _read_stored(request.out, overwrite)
+        plugin = _plugin(request.out, stored)
         begun_before = bool(stored and checkpoint.found(request.out / checkpoint.FOLDER))
         weights = given.opened(request.config, stored, begun_before, request.out, read_weights)
         config, reasons, place = _choose(request, source, stored, weights)
@@ -186,7 +188,7 @@ def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Gi
                 loader.try_images(source, config)
             begun = _new_record(request, config, reasons, place, images, source)
             begun = replace(begun, weights=weights.facts)
-        begun = replace(begun, config=flatten(config), machine=place, processes=processes.world())
+        begun = replace(begun, config=flatten(config), machine=place, processes=processes.world(), plugin=plugin)
         processes.from_first(lambda: record.encode(begun))
         from byol.run.remembered import remember  # not when a module of the loop is loaded
 
@@ -263,6 +265,15 @@ def _choose(
         seen = replace(facts(len(source), loader.sample(source), request.config), weights=weights.resolution)
     config, reasons = presets.compose(asked.preset, values, kept, record.NAME, seen, weights.settings)
     return config, reasons, _machine(stored, before) if stored else machine.choose(config)
+
+
+def _plugin(out: Path, stored: RunRecord | None) -> record.Plugin | None:
+    """The plug-in that this process was given, which must be the one that a run to go on began with."""
+    from byol import plugins  # not when a module of the loop is loaded
+
+    if stored:
+        plugins.require(stored.plugin, f"The run in {out}")
+    return plugins.loaded()
 
 
 def _config(out: Path, stored: RunRecord) -> Config:
@@ -360,22 +371,3 @@ def _new_record(
 def _write_skipped(out: Path, bad: list[Bad]) -> None:
     lines = [f"{b.name}\t{b.reason}".replace("\n", "\\n") + "\n" for b in bad]
     files.write_atomically(out / SKIPPED, "".join(lines).encode("utf-8", "surrogateescape"))
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def commit() -> str:
-    """The commit of the code when it runs from a checkout, else nothing."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -27,16 +27,19 @@ def sheet(
     titles: Sequence[str] = (),
     cell: tuple[int, int] = (CELL, CELL),
     legend: Sequence[tuple[str, Colour]] = (),
+    captions: Sequence[Sequence[str]] = (),
 ) -> None:
     """A grid of images, uint8 or float in [0, 1] (3, H, W) each, one list a row, with a title above each column.
 
-    Each image fills a cell of (width, height); `legend` names colours below the grid.
+    Each image fills a cell of (width, height); `legend` names colours below the grid; `captions`, one list a row, stand
+    below the images, in up to two lines each.
     """
     from PIL import Image, ImageDraw
 
     top, (wide, high) = 14 if titles else 0, cell
+    tall = high + GAP + (2 * LINE if captions else 0)  # of a row
     width = max(len(row) for row in rows) * (wide + GAP) + GAP
-    bottom = len(rows) * (high + GAP) + GAP + top
+    bottom = len(rows) * tall + GAP + top
     places = _places(legend, width)
     canvas = Image.new("RGB", (width, bottom + (places[-1][1] + LINE if places else 0)), "white")
     for y, row in enumerate(rows):
@@ -45,8 +48,12 @@ def sheet(
             tile = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
             grows = tile.size[0] <= wide and tile.size[1] <= high
             scaled = tile.resize(cell, Image.Resampling.NEAREST if grows else Image.Resampling.BICUBIC)
-            canvas.paste(scaled, (GAP + x * (wide + GAP), top + GAP + y * (high + GAP)))
+            canvas.paste(scaled, (GAP + x * (wide + GAP), top + GAP + y * tall))
     draw = ImageDraw.Draw(canvas)
+    for y, line in enumerate(captions):
+        for x, caption in enumerate(line):
+            plain = caption.encode("ascii", "replace").decode()  # the font has few other letters
+            draw.text((GAP + x * (wide + GAP), top + GAP + y * tall + high + 1), plain, fill="black", spacing=1)
     for x, title in enumerate(titles):
         draw.text((GAP + x * (wide + GAP), 1), title, fill="black")
     for (name, colour), (x, y) in zip(legend, places, strict=True):

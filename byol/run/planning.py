@@ -32,7 +32,7 @@ FREE = 0.85  # of a core's time, for one that no other program uses
 NOTHING_FITS = (
     "No batch of this network fits: a lower --data.resolution, a lower --network.width or another encoder needs less."
 )
-VIT_NOTE = "a ViT collapses under lars; --preset vit has a recipe for it, with AdamW and clipped gradients"
+VIT_NOTE = "a ViT learns badly under lars; --preset vit has a recipe for it, with AdamW and clipped gradients"
 WIDTH_FIELDS = ("network.width", "network.small_images")  # that only the ResNets of byol have
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
 LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
@@ -76,8 +76,8 @@ def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
     setup.machine = alone
     setup.record_of_run = replace(setup.record_of_run, machine=alone)
     return other, [
-        f"  threads   1: one trains {other.images_per_second:.3g} images/s here and now, {place.threads} train "
-        f"{needed.images_per_second:.3g}, as on a machine that is busy with other programs; --run.threads "
+        f"  threads   1: one trains {other.images_per_second:,.0f} images/s here and now, {place.threads} train "
+        f"{needed.images_per_second:,.0f}, as on a machine that is busy with other programs; --run.threads "
         f"{place.threads} takes them nevertheless",
         *busy(pace),
     ]

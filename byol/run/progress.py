@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PLAIN_SECONDS = 15.0
+NOTEBOOK_SECONDS = 1.0
 RECENT_SECONDS = 60.0  # over which a rate is taken
 SURPRISE = 1.5  # times the expected rate, or a part of it, that is told
 NAMED = 10  # images left out whose names are said
@@ -45,6 +46,7 @@ class Bar:
         self.printed = self.judged = time.monotonic()
         self.marks = deque([(self.printed, done)])  # when how much was done, for the last RECENT_SECONDS
         self.text = ""
+        self.notebook, self.wide = in_notebook(), 0  # letters of the widest line so far
         self.rich: Progress | None = None
         if not _silent and _is_terminal(sys.stderr):
             self._show(done)
@@ -93,12 +95,20 @@ class Bar:
         line = f"{self.rate:,.0f} {self.unit}/s {text or self.text}".rstrip()
         if self.rich:
             self.rich.update(self.task, advance=count, text=shown(line))
-        elif now - self.printed > PLAIN_SECONDS:
+        elif now - self.printed > (NOTEBOOK_SECONDS if self.notebook else PLAIN_SECONDS):
             self.printed = now
-            say(f"{self.title} {self.done}/{self.total} · {line} · {self.left} left")
+            self._tell(f"{self.title} {self.done}/{self.total} · {line} · {self.left} left")
         if self.expected and now - self.judged > RECENT_SECONDS:
             self.judged = now
             self._compare()
+
+    def _tell(self, line: str) -> None:
+        """A line of its own, or in a notebook the last one, written anew."""
+        if not self.notebook:
+            say(line)
+        elif not _silent:
+            self.wide = max(self.wide, len(line))
+            send("stdout", "\r" + shown(line).ljust(self.wide))
 
     def _compare(self) -> None:
         """Says when the rate is no longer the one that was told, and takes the new one for what is told from now on."""
@@ -107,13 +117,15 @@ class Bar:
             self.expected = rate
             slower = "slower" if rate < expected else "faster"
             say(
-                f"{self.title} is {slower} than expected: {rate:,.3g} {self.unit}/s in the last minute, not "
-                f"{expected:,.3g}; about {self.left} left."
+                f"{self.title} is {slower} than expected: {rate:,.0f} {self.unit}/s in the last minute, not "
+                f"{expected:,.0f}; about {self.left} left."
             )
 
     def close(self) -> None:
         if self.rich:
             self.rich.stop()
+        if self.wide and not _silent:
+            send("stdout", "\n")
 
 
 @contextmanager
@@ -140,7 +152,17 @@ def silent(yes: bool) -> Iterator[None]:
 def say(line: str) -> None:
     """One line for the person, on standard error: standard output is for results. It never fails."""
     if not _silent:
-        send("stderr", shown(line) + "\n")
+        send(_voice(), shown(line) + "\n")
+
+
+def _voice() -> str:
+    """The stream for people: standard error, but not in a notebook, which shows that in red, as if all were wrong."""
+    return "stdout" if in_notebook() else "stderr"
+
+
+def in_notebook() -> bool:
+    """Whether the output goes to the cells of a notebook."""
+    return type(sys.stderr).__module__.startswith("ipykernel.") and type(sys.stdout).__module__.startswith("ipykernel.")
 
 
 def tell(text: str) -> None:

@@ -6,11 +6,13 @@ use the same `write` and `read`.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -64,6 +66,14 @@ class WeightsFacts:
 
 
 @dataclass(frozen=True)
+class Plugin:
+    """A file of the user's that a run was made with: named, so that it can be asked for, and never loaded from here."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What the plan expected the run to need; memory is one process's."""
 
@@ -106,6 +116,7 @@ class RunRecord:
     versions: dict[str, str]
     commit: str
     data: DataFacts
+    plugin: Plugin | None = None  # that objective, encoder or views come from
     processes: int = 1
     status: Status = "running"
     plan: Plan | None = None
@@ -113,6 +124,25 @@ class RunRecord:
     sessions: list[Session] = field(default_factory=list)
     verdict: Verdict | None = None
     weights: dict[str, WeightsFacts] = field(default_factory=dict)  # by config field: network.init, network.target_init
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str:
+    """The commit of the code when it runs from a checkout, else nothing."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def read_run(out: Path) -> RunRecord:

@@ -19,9 +19,8 @@ from byol.evals.protocol import Session
 from byol.presets import compose
 from byol.pretraining import pretrain
 from byol.run import machine
-from byol.run.directory import commit
 from byol.run.files import read_metrics
-from byol.run.record import NAME, encode, read_run
+from byol.run.record import NAME, commit, encode, read_run
 from byol.run.verdict import MEASURES
 from byol.tables.cells import FREE, Cell, Evaluation
 from byol.tables.compute import header

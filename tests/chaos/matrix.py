@@ -93,8 +93,8 @@ def _try_all(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def _main() -> None:
-    from byol.run.directory import commit
     from byol.run.machine import versions
+    from byol.run.record import commit
 
     if "--render" not in sys.argv:
         how = f"{f'BYOL_CHAOS={KILLS} ' * LONG}python -m tests.chaos.matrix"

@@ -141,6 +141,27 @@ def poisoned(value: Any, random: np.random.Generator, key: str = "") -> Any:
     return value + "".join(PIECES[i] for i in random.integers(len(PIECES), size=int(random.integers(1, 5))))
 
 
+def test_the_map_opens_with_pictures_and_moves_to_what_is_found(browser: Any, written: Path) -> None:
+    """Breaks if the map stands below the curves, opens with bare points, or a search leaves what it finds far away."""
+    watched = Watched(browser, written)
+    order = watched.page.eval_on_selector_all("main section", "nodes => nodes.map(node => node.id)")
+    assert order.index("map") < order.index("curves")
+    state = "node => [node.atlas.pictures, node.atlas.scale, node.atlas.cx, node.atlas.cy]"
+    before = watched.page.eval_on_selector("canvas.world", state)
+    assert before[0] is True
+    assert watched.page.locator("#map button[aria-pressed=true]", has_text="Images").count() == 1
+    name = watched.page.eval_on_selector("canvas.world", "node => node.atlas.gallery.names[3]")
+    watched.page.fill("#map input", name)
+    pictures, scale, x, y = watched.page.eval_on_selector("canvas.world", state)
+    own = watched.page.eval_on_selector("canvas.world", "node => [node.atlas.px(3), node.atlas.py(3)]")
+    assert pictures is True
+    assert scale > before[1]
+    assert (x, y) == pytest.approx(own)
+    watched.page.fill("#map input", "")
+    assert watched.page.eval_on_selector("canvas.world", state) == before
+    watched.close()
+
+
 def test_hostile_texts_in_every_place(browser: Any, written: Path, tmp_path: Path) -> None:
     """Breaks if any text of the user's, at any place of the page, runs, loads, or is not shown as it is (G21)."""
     model = data_of(written)
@@ -176,6 +197,11 @@ def test_phone_and_dark(browser: Any, written: Path) -> None:
     """Breaks if the page is wider than a phone, or the theme follows neither the system nor the button."""
     watched = Watched(browser, written, 390, "dark")
     assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
+    about = "nodes => nodes.map(node => node.getBoundingClientRect().width)"  # of the protocols, which have sentences
+    widths = watched.page.eval_on_selector_all(".stacked td:nth-child(2)", about)
+    assert min(widths) >= 200
+    right = "nodes => nodes.map(node => node.getBoundingClientRect().right)"  # of the figures themselves
+    assert max(watched.page.eval_on_selector_all(".stacked td.number", right)) <= 390
     background = "getComputedStyle(document.body).backgroundColor"
     dark = watched.page.evaluate(background)
     watched.page.click("#theme")
