@@ -369,7 +369,7 @@ CPU_SHAPES = (
     Shape(64, "resnet18", 0.5),
     Shape(64, "resnet18", 0.25),
 )
-ENOUGH_STEPS, FEWEST_STEPS = 3000, 10
+ENOUGH_STEPS, FEWEST_STEPS = 5000, 10
 MOST_PASSES = 1000
 DEFAULT_SECONDS = {False: 30 * 60.0, True: 4 * 3600.0}  # without and with an accelerator
 
