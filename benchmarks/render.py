@@ -61,9 +61,9 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
 def by_auto(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """What `auto` reached in a budget."""
     lines = [
-        "`auto` in a few minutes (`benchmarks/auto.py`), planned for CPU time on one thread of a busy machine; its recipe",
-        "was chosen on imagenette and its enlarged views on cifar, by the tries below. Test accuracy with 20 neighbours",
-        "and by logistic regression, beside the untrained network of the same shape.",
+        "`auto` in a few minutes (`benchmarks/auto.py`), planned for CPU time on one thread of a busy machine. Its",
+        "recipe was chosen on imagenette and its enlarged views on cifar, by the tries below. Test accuracy with 20",
+        "neighbours and by logistic regression, beside the untrained network of the same shape.",
         "",
         "| run | seeds | budget | images | steps | BYOL kNN | untrained kNN | BYOL linear | untrained linear |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -80,9 +80,9 @@ def by_auto(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
 def recipes(tries: list[dict[str, Any]]) -> str:
     """Every try of the research on fast recipes."""
     lines = [
-        "What was tried to learn fast in minutes of one thread (`benchmarks/fast.py`), at equal CPU time, one seed each.",
-        "kNN of every image among all others; the rank is that of the representation. Blocks that begin as the identity",
-        "(zeroinit) make the untrained network worse, so that a part of their gain is a lower start.",
+        "What was tried to learn fast in minutes of one thread (`benchmarks/fast.py`), at equal CPU time, one seed",
+        "each. kNN of every image among all others; the rank is that of the representation. Blocks that begin as the",
+        "identity (zeroinit) make the untrained network worse, so that a part of their gain is a lower start.",
         "",
         "| recipe | data | CPU minutes | steps | kNN | untrained | gain | rank at first, lowest, last |",
         "|---|---|---|---|---|---|---|---|",
