@@ -1,4 +1,4 @@
-"""What `auto` reaches in a time on images that nobody tuned for, beside the untrained network of the same shape.
+"""What `auto` reaches in a time, beside the untrained network of the same shape.
 
     python benchmarks/auto.py FOLDER --budget 15m --seeds 0 1 2 --name auto-flowers
 

@@ -77,35 +77,29 @@ class Timing(NamedTuple):
 
 
 def _shapes(choices: Choices) -> list[Shape]:
-    """From the most detailed to the quickest, with what is asked for in each; views are no larger than images."""
+    """From the most detailed to the quickest, with what is asked for in each."""
     facts = choices.facts
     if facts.accelerator:
         side = max([side for side in (32, 64, 96, 128, 224) if side <= facts.side * 1.1], default=32)
         deep = choices.get("data.resolution", side) >= 128 and facts.images >= 20_000
         shapes = [Shape(side, "resnet50" if deep else "resnet18", 1.0)]
     else:
-        largest = max([shape.resolution for shape in CPU_SHAPES if shape.resolution <= facts.side * 1.1], default=32)
-        stem = _small_images(choices.get("data.resolution", largest))  # a 3x3 stem at 32 px is slower than 7x7 at 64
-        shapes = [s for s in CPU_SHAPES if s.resolution <= largest and _small_images(s.resolution) == stem]
+        shapes = [shape for shape in CPU_SHAPES if shape.resolution <= max(64, facts.side * 1.1)]
     fixed = [
         Shape(
             choices.get("data.resolution", shape.resolution),
             choices.get("network.encoder", shape.encoder),
             choices.get("network.width", shape.width),
         )
-        for shape in shapes or CPU_SHAPES[-2:]
+        for shape in shapes
     ]
     return list(dict.fromkeys(fixed))
-
-
-def _small_images(resolution: int) -> bool:
-    return resolution < 64
 
 
 def _planned(choices: Choices, shape: Shape) -> Config:
     """The config of a shape, but for its length."""
     facts, resolution = choices.facts, shape.resolution
-    small = choices.get("network.small_images", _small_images(resolution))
+    small = choices.get("network.small_images", resolution < 64)
     hidden = 4096 if facts.accelerator else 1024
     network = Network(
         encoder=shape.encoder,
@@ -134,6 +128,8 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     why = f"the images' short side is typically {facts.side} px"
     if not facts.accelerator and facts.side >= resolution * 1.5:
         why += f", and larger views leave fewer than {ENOUGH_STEPS:,} steps" if timing.enough else ", and time is short"
+    if resolution > facts.side * 1.1:
+        why += f"; enlarged to {resolution} px, the 7x7 stem takes half the time of a 3x3 stem"
     choices.say("data.resolution", resolution, why)
     if config.data.shrink:
         choices.say("data.shrink", config.data.shrink, "views are cut faster from images of twice their side")
@@ -221,9 +217,7 @@ CPU_SHAPES = (
     Shape(96, "resnet18", 0.5),
     Shape(64, "resnet18", 0.5),
     Shape(64, "resnet18", 0.25),
-    Shape(32, "resnet18", 0.5),
-    Shape(32, "resnet18", 0.25),
 )
-ENOUGH_STEPS, FEWEST_STEPS = 3000, 10
+ENOUGH_STEPS, FEWEST_STEPS = 5000, 10
 MOST_PASSES = 1000
 DEFAULT_SECONDS = {False: 30 * 60.0, True: 4 * 3600.0}  # without and with an accelerator

@@ -154,10 +154,11 @@ def fast(config: Config) -> Config:
     """A config with the recipe that learned fastest where compute is small (results/fast-recipes.json).
 
     Negatives keep images apart in the first steps, in which BYOL alone loses the rank of its representation, and fade
-    out over the first 70 % of the run, which ends as BYOL. AdamW in place of LARS.
+    out over the first 70 % of the run, which ends as BYOL. Blocks begin as the identity. AdamW in place of LARS.
     """
     return replace(
         config,
+        network=replace(config.network, zero_init_last=True),
         objective=Objective(name="info-nce", fade=0.7),
         optim=replace(config.optim, optimizer="adamw", lr=0.004, predictor_lr=1.0, trust_coefficient=1e-3),
     )

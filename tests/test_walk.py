@@ -156,3 +156,17 @@ def test_a_budget_is_planned_once(folder: Path, home: Path, monkeypatch: pytest.
     assert longer == first | {"optim.epochs": 600}
     with pytest.raises(OutputBusy, match=r"run\.budget: 12s → 1h"):
         opened(1e-3, **{"run.budget": "1h", "optim.epochs": 600})
+
+
+def test_auto_keeps_the_rank_in_the_first_steps(home: Path) -> None:
+    """Breaks if the first steps of `auto` cost the representation its rank, as LARS at a rate of 2 without negatives
+    does: there it is below a third of its peak after these 40 steps, and does not come back."""
+    from byol.pretraining import pretrain
+
+    small = {"data.resolution": 32, "network.small_images": False, "network.width": 0.25, "run.threads": 1}
+    heads = {"network.projector_hidden": 256, "network.predictor_hidden": 256}
+    run = pretrain("scenes:256", home / "run", "auto", {**small, **heads, "optim.batch": 64, "optim.epochs": 10})
+    ranks = [line["rank_representation"] for line in run.metrics if "rank_representation" in line]
+    assert run.plan.steps == 39
+    assert min(ranks[1:]) > ranks[0]
+    assert ranks[-1] > 0.8 * max(ranks)
