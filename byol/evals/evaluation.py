@@ -280,7 +280,7 @@ def table(records: Mapping[str, EvaluationRecord], before: Mapping[str, Evaluati
                 *[shown(figure, known.mean) if known else "–"] * bool(before),
                 *("–" if luck is None else shown(figure, luck), seconds),
             ]
-            lines.append(f"{label:<18}{figure:<28}" + "".join(f"{cell:>11}" for cell in cells))
+            lines.append((f"{label:<18}{figure:<28}" + "".join(f"{cell:>11}" for cell in cells)).rstrip())
             label, seconds = "", ""
         notes += [f"{name}: {note}" for run in result.runs for note in run.notes]
     return "\n".join([*lines, *dict.fromkeys(notes)])

@@ -88,9 +88,10 @@ def _space(values: np.ndarray, names: list[str], read: Callable[[int], Tensor] |
 
 
 def degenerate(vectors: Tensor) -> tuple[str, ...]:
-    """A sentence where an encoder tells too few directions apart for similarities to mean anything; vectors (N, D)."""
+    """A sentence where an encoder tells too few directions apart for similarities to mean anything; vectors (N, D)
+    are centred already, and of length 1."""
     some = vectors[:: max(1, len(vectors) // SAMPLED)]
-    if len(some) < CENTRED_FROM or (told := directions(some)) >= FEWEST_DIRECTIONS:
+    if len(some) < CENTRED_FROM or (told := directions(some, centred=True)) >= FEWEST_DIRECTIONS:
         return ()
     return (
         f"Similarities mean little here: images look alike to this encoder, which tells {told:.1f} directions apart (1 "

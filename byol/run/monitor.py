@@ -49,12 +49,13 @@ def length(vectors: Tensor) -> float:
     return float(vectors.double().norm(dim=1).mean())
 
 
-def directions(vectors: Tensor) -> float:
+def directions(vectors: Tensor, centred: bool = False) -> float:
     """In how many directions vectors (N, D) differ: 1 over the mean squared cosine of two of them, which are centred.
 
     1: they lie on a line, so that any two images are the same or opposite; D: they fill the sphere.
     """
-    unit = torch.nn.functional.normalize(vectors.double() - vectors.double().mean(0), dim=1)
+    mean = vectors.double().mean(0) * (not centred)
+    unit = torch.nn.functional.normalize(vectors.double() - mean, dim=1)
     squares = (unit.T @ unit).square().sum() - len(unit)
     return float(len(unit) * (len(unit) - 1) / squares.clamp(min=1e-12)) if len(unit) > 1 else 1.0
 

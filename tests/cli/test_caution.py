@@ -28,7 +28,7 @@ VERBS = {
 def test_every_verb_repeats_the_verdict(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Breaks if a verb uses the encoder of a run that is not learning without a word, from its directory or file."""
+    """Breaks if a verb is silent about the encoder of a run that is not learning, in its directory or a file."""
     images = write_images(tmp_path / "images", 12)
     run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", TINY | {"optim.epochs": 1})
     line = f"Caution, the run's verdict: {run.verdict.sentence}"

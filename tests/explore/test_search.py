@@ -211,6 +211,8 @@ def test_similarities_of_a_degenerate_encoder_are_called_so(tmp_path: Path) -> N
     flat = search.search(Path("3.jpg"), npz(tmp_path / "flat.npz", line))
     assert flat.rows[-1][2] > 0.99
     assert "look alike to this encoder, which tells 1.0 directions apart" in flat.notes[0]
+    uneven = np.concatenate([np.ones((270, 16)), -9 * np.ones((30, 16))]) + 0.01 * random.normal(size=(300, 16))
+    assert search.search(Path("3.jpg"), npz(tmp_path / "uneven.npz", uneven)).notes  # two points of unlike weight
     full = npz(tmp_path / "full.npz", random.normal(size=(300, 10)))
     assert search.search(Path("3.jpg"), full).notes == ()
 
