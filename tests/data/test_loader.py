@@ -14,6 +14,7 @@ import torch
 
 from byol import data
 from byol.config import Config, apply, resolve
+from byol.crops import shrink
 from byol.data import loader
 from byol.data.source import BadImage, Source
 from byol.errors import BadData
@@ -185,3 +186,16 @@ def test_fingerprint_changes_with_names_and_labels(folder: Path, tiny: dict[str,
     moved.rename(folder / "class1" / moved.name)
     after, _ = prepared(folder, tiny)
     assert after.fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize("held", ["always", "never"])
+def test_larger_images_are_shrunk_before_they_are_cut(folder: Path, tiny: dict[str, object], held: str) -> None:
+    """Breaks if only images in memory are shrunk, or the views are cut from the images as they were."""
+    images, config = prepared(folder, tiny, data__shrink=16, data__in_memory=held, data__workers=0)
+    plain = data.open_source(str(folder), config.data)
+    for index in range(4):
+        found = images.source.read(index)
+        assert min(found.shape[1:]) == 16
+        assert torch.equal(found, shrink(plain.read(index), 16))
+    whole = prepared(folder, tiny, data__in_memory=held, data__workers=0)[0]
+    assert not same(collect(images, config)[:1], collect(whole, config)[:1])
