@@ -305,7 +305,7 @@ def _continued(request: Request, stored: RunRecord, source: Source) -> RunRecord
     before, location = stored.data, request.location
     if before.location in ("", location):
         return stored
-    if is_remote(location) or before.sample != loader.sample(source):
+    if is_remote(location) or before.sample != loader.sample_digest(source):
         raise OutputBusy(
             f"{request.out} holds the run on {before.location}, and {location} holds other images of the same names. "
             "Choose another --out, or --overwrite to start again."
@@ -361,7 +361,7 @@ def _new_record(
             in_memory=images.pixels is not None,
             fingerprint=images.fingerprint,
             location=request.location,
-            sample="" if is_remote(request.location) else loader.sample(source),
+            sample="" if is_remote(request.location) else loader.sample_digest(source),
         ),
     )
 
