@@ -20,6 +20,7 @@ BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
 TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
 VERDICTS = re.compile(r"(<!-- verdicts:.*?-->\n).*?(<!-- /verdicts -->)", re.DOTALL)
 SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
+WEIGHTS = re.compile(r"(<!-- weights:.*?-->\n).*?(<!-- /weights -->)", re.DOTALL)
 PLOT = "speed.png"
 # In the order of the table; where a goal is not reached, what bounds it.
 BOUNDS = {
@@ -337,6 +338,45 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
+def from_weights(results: Path) -> str:
+    """Going on from weights, distillation, fit and predict: what benchmarks/from_weights.py measured."""
+    found = {path.stem.removeprefix("from-weights-"): read_json(path) for path in results.glob("from-weights-*.json")}
+    lines: list[str] = []
+
+    def row(name: str, steps: int, figures: dict[str, Any]) -> None:
+        spread = f"{100 * figures['knn']:.1f} ± {100 * figures['half_range']:.1f} %"
+        lines.append(f"| {name} | {steps} | {spread} |")
+
+    if "continued" in found:
+        lines += ["| encoder | steps on flowers5 | kNN on flowers5 |", "|---|---|---|"]
+        part = found["continued"]
+        row("random", 0, part["random"])
+        row(f"start: CIFAR-10, {part['start']['steps']} steps", 0, part["start"])
+        row("continued from the start", part["continued"]["steps"], part["continued"])
+        row("its best look", part["continued"]["steps"], part["continued"]["best"])
+        for name in ("scratch", "scratch_long"):
+            row("from scratch", part[name]["steps"], part[name])
+    if "wrong" in found:
+        part = found["wrong"]
+        row("from the start, rate 30 times too high", part["last"]["steps"], part["last"])
+        row("its best look", part["last"]["steps"], part["best"])
+    if "distilled" in found:
+        part = found["distilled"]
+        lines += ["", "| encoder | steps on CIFAR-10 | kNN on CIFAR-10 |", "|---|---|---|"]
+        row("fixed target, width 0.5", part["target"]["steps"], part["target"])
+        row("width 0.25 by BYOL", part["scratch"]["steps"], part["scratch"])
+        row("width 0.25 from the fixed target", part["distilled"]["steps"], part["distilled"])
+    if "answers" in found:
+        part = found["answers"]
+        lines += [
+            "",
+            f"`fit` on flowers5 has {100 * part['fit_top1']:.2f} % on {part['test_images']} test images, the protocol "
+            f"{100 * part['protocol_top1']:.2f} %; `predict` of {part['predicted']:,} images runs at "
+            f"{part['predict_speed_over_embed']:.2f} of the speed of `embed` (CPU time).",
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
@@ -363,6 +403,10 @@ def main() -> None:
         told = verdicts(read_json(ROOT / "results" / "verdicts.json"))
         rendered = VERDICTS.sub(lambda match: match[1] + told + match[2], rendered)
     write_atomically(ROOT / "README.md", with_speed(rendered, ROOT / "results").encode())
+    page = ROOT / "docs" / "from-weights.md"
+    text = page.read_text(encoding="utf-8")
+    text = WEIGHTS.sub(lambda match: match[1] + from_weights(ROOT / "results") + match[2], text)
+    write_atomically(page, text.encode())
     plot(speeds(ROOT / "results"), ROOT / "results" / PLOT)
 
 

@@ -185,7 +185,7 @@ def try_images(source: Source, config: Config) -> None:
     check_bad(len(bad), len(tried), config, bad)
 
 
-def pixels_digest(source: Source) -> str:
+def sample_digest(source: Source) -> str:
     """A digest of some images' pixels: names and sizes alone do not tell two folders of numbered images apart."""
     digest = hashlib.sha256()
     for index, image in readable(source, _spread(source)):

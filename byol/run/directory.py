@@ -307,7 +307,7 @@ def _continued(request: Request, stored: RunRecord, source: Source) -> RunRecord
     before, location = stored.data, request.location
     if before.location in ("", location):
         return stored
-    if is_remote(location) or before.sample != loader.pixels_digest(source):
+    if is_remote(location) or before.sample != loader.sample_digest(source):
         raise OutputBusy(
             f"{request.out} holds the run on {before.location}, and {location} holds other images of the same names. "
             "Choose another --out, or --overwrite to start again."
@@ -363,7 +363,7 @@ def _new_record(
             in_memory=images.held_bytes > 0,
             fingerprint=images.fingerprint,
             location=request.location,
-            sample="" if is_remote(request.location) else loader.pixels_digest(source),
+            sample="" if is_remote(request.location) else loader.sample_digest(source),
         ),
     )
 
