@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from types import NoneType
@@ -45,6 +46,14 @@ SHORT = {
 }
 
 
+# Of the many fields these are in every --help; --help-all shows all, and a shell completes all.
+COMMON = (
+    *("data.resolution", "data.workers", "data.exclude", "data.root", "network.encoder", "network.width"),
+    *("optim.epochs", "optim.batch", "optim.accumulate", "optim.lr", "run.device", "run.threads", "run.seed"),
+)
+EVERYTHING = "--help-all" in sys.argv
+
+
 def optional(kind: Any) -> Any:
     """`kind | None`, for the flags that may be left out."""
     return Union[kind, NoneType]  # noqa: UP007 (built at run time)
@@ -72,6 +81,7 @@ def flags_of(kind: type, section: str = "") -> Any:
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),
                 negative=() if several else None,
+                show=EVERYTHING or f"{section}.{name}" in COMMON,
                 converter=_as_typed if hint is int else None,
             )
             members.append((name, Annotated[optional(hint), flag], field(default=None)))
