@@ -207,7 +207,9 @@ class Runtime:
         "auto", "auto: bf16 autocast where the hardware is fast at it, else float32"
     )
     channels_last: bool = option(True, "memory layout of images and convolutions")
-    threads: int = option(0, "CPU threads; 0: torch's choice. Exact resume needs the same number", low=0, high=4096)
+    threads: int = option(
+        0, "CPU threads; 0: all or one, by what is faster at the start; kept on resume", low=0, high=4096
+    )
     checkpoint_seconds: float = option(300.0, "seconds between checkpoints", low=0, high=1e9, on_resume=True)
     checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, high=1e9, on_resume=True)
     keep: int = option(2, "checkpoints kept", low=1, high=1e6, on_resume=True)

@@ -27,8 +27,8 @@ import torch
 from cyclopts.exceptions import MissingArgumentError
 from PIL import Image
 
-from byol import networks, pretraining
-from byol.cli import main
+from byol import networks, plugins, pretraining
+from byol.cli import main, take_plugin
 from byol.cli.app import app, given_values
 from byol.config import Config as Everything
 from byol.config import apply, declared
@@ -55,6 +55,8 @@ NOT_RUN = {
     "torchrun --nproc-per-node 8 -m byol pretrain ./images --preset paper-300 --out runs/mine": "eight GPUs",
     "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint first:29500 -m byol pretrain ./images"
     " --preset paper-300 --out runs/big": "two machines",
+    "torchrun --nproc-per-node 8 --max-restarts 100 -m byol pretrain ./images --preset paper-300"
+    " --out runs/big": "eight GPUs",
     "srun --ntasks 64 byol pretrain ./images --preset paper-300 --out /shared/mine": "a cluster",
     "srun --ntasks 64 byol pretrain ./images --preset paper-300 --out runs/big": "a cluster",
     "byol launch ./images --preset paper-300 --out runs/big --nodes 8 --gpus 8 --partition gpu": "submits to a cluster",
@@ -125,7 +127,8 @@ def parsed(command: str) -> None:
         assert (ROOT / tokens[1]).is_file(), command
     elif tokens[0] != "pip":
         assert "byol" in tokens, command
-        _, bound, _ = app.parse_args(tokens[tokens.index("byol") + 1 :], exit_on_error=False, print_error=False)
+        words = take_plugin(tokens[tokens.index("byol") + 1 :])
+        _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         given = bound.arguments.get("given")
         if "preset" in bound.signature.parameters:
             compose(bound.arguments.get("preset", "auto"), given_values(given) if given else {}, {})
@@ -148,6 +151,9 @@ def run(command: str) -> None:
 def execute(language: str, text: str) -> None:
     """A block of a page, in the present directory."""
     assert language in ("sh", "python", "text"), f"a block without a known language: {text}"
+    file = re.match(r"# (\w+\.py)\n", text)
+    if language == "python" and file:  # the block shows this file
+        Path(file[1]).write_text(text)
     if language == "python":
         exec(compile(text, "a page", "exec"), {"__name__": "__main__"})
     for command in commands(text) if language == "sh" else []:
@@ -190,6 +196,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
     patch.chdir(world)
     stack = contextlib.ExitStack()
     stack.callback(patch.undo)
+    stack.callback(plugins.unload)
     return stack
 
 

@@ -27,8 +27,9 @@ from byol.errors import (
     process_number,
 )
 from byol.run import signals
-from byol.run.progress import complain, console
+from byol.run.progress import complain, console, tell
 
+WITH_FIELDS = ("pretrain", "doctor", "views", "plan", "launch", "table", "evaluate")  # verbs that take config fields
 TRAINING = ("pretrain", "table", "demo", "evaluate")  # verbs whose memory depends on the config
 
 
@@ -76,7 +77,7 @@ def _say(error: object) -> None:
         complain(f"process {rank}: {error}")
 
 
-def _take_plugin(arguments: list[str]) -> list[str]:
+def take_plugin(arguments: list[str]) -> list[str]:
     """The arguments without --plugin FILE, which every verb takes; the file is loaded, as they may name its parts."""
     rest, files, words = list[str](), list[str](), iter(arguments)
     for word in words:
@@ -98,9 +99,13 @@ def _run(arguments: list[str]) -> None:
     """The verb, or its help, which is shown by `rich`; an error is told without `rich`, which takes long to load."""
     unused: Any = sys.stderr
     app.error_console = unused
-    if any(a in ("--help", "-h", "--version") for a in arguments) or not arguments:
+    if any(a in ("--help", "--help-all", "-h", "--version") for a in arguments) or not arguments:
         app.console = console("stdout")
+    short = "--help-all" not in arguments
+    arguments = [a if a != "--help-all" else "--help" for a in arguments]
     app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    if short and any(a in ("--help", "-h") for a in arguments) and arguments[0] in WITH_FIELDS:
+        tell(f"byol {arguments[0]} --help-all lists every field, byol explain FIELD tells of one.")
 
 
 def main() -> None:
@@ -112,7 +117,7 @@ def main() -> None:
     code = 0
     try:
         with signals.handled():
-            _run(_take_plugin(arguments))
+            _run(take_plugin(arguments))
     except CycloptsError as error:
         _say(UsageError(_explain(error)))
         code = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
@@ -47,6 +48,15 @@ SHORT = {
 ALIASES = {**SHORT, "run.budget": "--budget", "network.init": "--init", "network.target_init": "--target-init"}
 
 
+# Of the many fields these are in every --help; --help-all shows all, and a shell completes all.
+COMMON = (
+    *("data.resolution", "data.workers", "data.exclude", "data.root", "network.encoder", "network.width"),
+    *("optim.epochs", "optim.batch", "optim.accumulate", "optim.lr", "network.init", "run.budget", "run.device"),
+    *("run.threads", "run.seed"),
+)
+EVERYTHING = "--help-all" in sys.argv
+
+
 def optional(kind: Any) -> Any:
     """`kind | None`, for the flags that may be left out."""
     return Union[kind, types.NoneType]  # noqa: UP007 (built at run time)
@@ -74,6 +84,7 @@ def flags_of(kind: type, section: str = "") -> Any:
                 group=group,
                 consume_multiple=Ellipsis in get_args(hint),
                 negative=() if several else None,
+                show=EVERYTHING or f"{section}.{name}" in COMMON,
                 converter=_as_typed if hint is int else None,
             )
             members.append((name, Annotated[optional(hint), flag], field(default=None)))

@@ -18,7 +18,9 @@ def plan(
     *,
     devices: int = 1,
     device_type: str = "here",
-    images: int = 1_281_167,
+    images: int = 0,
+    side: int = 0,
+    data: str = "",
     encoders: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -27,25 +29,35 @@ def plan(
     Parameters
     ----------
     preset
-        Any preset but auto; config flags change it.
+        Any preset; config flags change it. auto needs --data, or --images and --side.
     devices
         How many devices share the batch.
     device_type
-        tpu-v3-core, v100, a100, h100, or here: this machine, timed for a few seconds.
+        rtx-3060, rtx-3090, rtx-4060-ti, rtx-4090, t4, v100, a100, h100, tpu-v3-core, or here: this machine, timed for
+        a few seconds.
     images
         Images of the data set; ImageNet's when left out.
+    side
+        For auto: how many pixels the short side of the images typically has.
+    data
+        The images themselves, as for pretrain, to be counted and measured.
     encoders
         A row for every encoder of the paper instead.
     """
     from byol.presets import compose
 
-    config, _ = compose(preset, given_values(given) if given else {}, {})
-    if preset == "auto":
-        raise UsageError("byol plan needs a preset with fixed numbers, such as paper-1000; auto looks at images first.")
-    if devices < 1 or images < 1:
-        raise UsageError("--devices and --images must be at least 1.")
+    values = given_values(given) if given else {}
+    config, _ = compose(preset, values, {})
+    if devices < 1 or min(images, side) < 0:
+        raise UsageError("--devices must be at least 1, and --images and --side not less than 0.")
+    if preset == "auto" and not (data or (images and side)):
+        raise UsageError(
+            "auto looks at images: add --data ./images, or --images 5000 --side 300 for as many of that size."
+        )
     from byol.run import planning
 
+    chosen = planning.composed(preset, values, planning.Seen(data, images, side), device_type, devices)
+    config, images = chosen.config, chosen.images
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
         rows = [head, ["---"] * len(head), *planning.encoder_rows(config, device_type, devices, images)]
@@ -53,7 +65,11 @@ def plan(
         return
     tell(
         "\n".join(
-            [f"{preset} on {devices} x {device_type}", *planning.device_lines(config, device_type, devices, images)]
+            [
+                f"{preset} on {devices} x {device_type}",
+                *(f"  auto: {reason}" for reason in chosen.reasons),
+                *planning.device_lines(config, device_type, devices, images),
+            ]
         )
     )
 

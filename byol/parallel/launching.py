@@ -79,11 +79,10 @@ class Job:
         from byol.pretraining import pretrain
 
         asked = self.request
+        plugin: dict[str, Any] = {"plugin": asked.plugin} if asked.plugin else {}
         try:
             with saving_first():
-                return pretrain(
-                    asked.data, asked.out, asked.preset, asked.overrides, plugin=asked.plugin or None
-                ).verdict.sentence
+                return pretrain(asked.data, asked.out, asked.preset, asked.overrides, **plugin).verdict.sentence
         except ByolError as error:
             say(f"byol: {error}")
             raise

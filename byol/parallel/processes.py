@@ -185,6 +185,12 @@ def _leave(job: Job, seconds: float = math.inf) -> None:
 
 
 def _brief(error: object) -> str:
+    """The first line, without the places in others' source that gloo and torch put before and after it."""
+    text = re.sub(r"\[/\S+:\d+\] | This is typically caused.*", "", str(error).strip())
+    return _first(text or error)
+
+
+def _first(error: object) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
 
 

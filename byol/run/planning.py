@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from byol import checkpoint
+from byol import checkpoint, data, presets
 from byol.config import Config, Network, Plan, resolve
 from byol.data import loader
 from byol.errors import UsageError
 from byol.method import Method
 from byol.networks import has_width
 from byol.parallel import processes
-from byol.run import cost, files, machine
+from byol.presets import Reason
+from byol.run import cost, directory, files, machine
 from byol.run.cost import Cost, Device, Memory, Pace
 from byol.run.directory import Setup
 from byol.run.machine import Machine
@@ -251,13 +253,46 @@ def objective_in_words(config: Config) -> str:
     return f"{objective.name}, {how}; predictor {config.network.predictor}"
 
 
+class Seen(NamedTuple):
+    """What a plan is for: the images themselves, or how many there are and how large."""
+
+    data: str
+    images: int
+    side: int
+
+
+class Composed(NamedTuple):
+    """A config with what `auto` chose for some images on some device, and why."""
+
+    config: Config
+    images: int
+    reasons: list[Reason]
+
+
+def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devices: int) -> Composed:
+    """The config of a run that is only planned; images are counted, and some of them measured, if they are named."""
+    config, _ = presets.compose(preset, values, {})
+    count, sides = seen.images or IMAGENET, [seen.side or 224]
+    if seen.data:
+        source = data.open_source(seen.data, config.data)
+        count, sides = len(source), [min(size) for size in loader.sample_sizes(source)]
+    if preset != "auto":
+        return Composed(config, count, [])
+    known = directory.facts(count, sides, config)
+    if name != "here":
+        device = cost.named(name, config)
+        known = replace(known, accelerator=True, memory=device.memory / 1e9 * devices)
+    config, reasons = presets.compose("auto", values, {}, "", known)
+    return Composed(config, count, reasons)
+
+
 def device_lines(config: Config, name: str, devices: int, images: int) -> list[str]:
     """What a run would cost on some devices, a line each."""
     device = cost.named(name, config)
     step, plan = cost.cost(config, device, devices), resolve(config, images)
     seconds = plan.steps * step.seconds
     memory = step.weights + step.activations
-    fits = "" if memory <= device.memory else "; it does not fit: " + remedy(config, step, device)
+    fits = "" if memory <= device.memory else "; it does not fit, " + remedy(config, step, device, devices)
     total = step.flops * devices / 1e12
     return [
         f"  encoder    {encoder_in_words(config)}, {step.parameters:,} parameters, "
@@ -279,13 +314,14 @@ def seconds_in_words(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days" if seconds > 2 * 86400 else duration(seconds)
 
 
-def remedy(config: Config, step: Cost, device: Device) -> str:
-    """What to try when a run does not fit on a device."""
+def remedy(config: Config, step: Cost, device: Device, devices: int) -> str:
+    """What would make a run fit on a device."""
     if step.weights > device.memory:
         return "the weights alone are too large; it needs a device with more memory"
-    if not config.run.recompute:
-        return "try run.recompute true, or a larger optim.accumulate"
-    return "try a larger optim.accumulate or more devices"
+    precision = device.precision if config.run.precision == "auto" else config.run.precision
+    memory = cost.memory(cost.on_paper(config), config, precision)
+    ways = fitting(config, memory, device.memory, devices, precision)
+    return f"these would: {', '.join(ways)}" if ways else "try a lower data.resolution, or more devices"
 
 
 def published_lines(config: Config, plan: Plan, step: Cost, name: str, devices: int) -> list[str]:

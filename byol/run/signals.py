@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from byol.errors import Interrupted
+from byol.errors import Interrupted, Lost
 
+KEPT = "Interrupted after training had begun: what was last saved is kept, and the same command continues from there."
 NOTHING_LOST = "Interrupted before anything was at stake; start the same command again."
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOW = 130  # the exit code of a second Ctrl-C
@@ -33,6 +34,7 @@ class State:
     process: int = 0  # the number of the process that answers; a forked child has another, and leaves signals to it
     depth: int = 0  # how many `handled` blocks are open
     deferred: bool = False
+    begun: bool = False  # inside the outermost `handled` block, something was at stake
     requested: bool = False  # noted while `deferred`
     raised: bool = False  # `Interrupted` was raised, and has not yet reached the end of a `handled` block
     ending: bool = False  # a signal has been answered inside the outermost `handled` block
@@ -56,6 +58,8 @@ def handle(number: int, frame: FrameType | None) -> None:
         echo = "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _state.asked_at < ECHO_SECONDS
         if not echo:
             os._exit(NOW)
+    if isinstance(sys.exc_info()[1], Lost):
+        return  # this process ends already: torchrun ends all others when one is gone
     if _state.deferred:
         _state.requested, _state.asked_at = True, time.monotonic()
         return
@@ -70,12 +74,16 @@ def handle(number: int, frame: FrameType | None) -> None:
     again.daemon = True
     again.start()
     if not on_its_way:
-        raise Interrupted(NOTHING_LOST)
+        raise Interrupted(_sentence())
+
+
+def _sentence() -> str:
+    return KEPT if _state.begun else NOTHING_LOST
 
 
 def _end_now() -> None:
     with suppress(OSError):  # nobody reads it
-        os.write(2, f"byol: {NOTHING_LOST}\n".encode())
+        os.write(2, f"byol: {_sentence()}\n".encode())
     os._exit(Interrupted.exit_code)
 
 
@@ -113,7 +121,7 @@ def handled() -> Iterator[None]:
         yield
         return
     if not _state.depth or _state.process != os.getpid():
-        _state.process, _state.depth, _state.ending = os.getpid(), 0, False
+        _state.process, _state.depth, _state.ending, _state.begun = os.getpid(), 0, False, False
     _state.depth += 1
     heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     before: dict[int, Any] = {n: signal.signal(n, handle) for n in heard}
@@ -135,7 +143,7 @@ def deferred() -> Iterator[None]:
 
     A signal that came after the caller last asked is answered at the end.
     """
-    _state.deferred, _state.requested = True, False
+    _state.deferred, _state.requested, _state.begun = True, False, _state.depth > 0
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from byol.cli import help, main
+from byol.cli import cluster, help, main
 from byol.cli.app import app
 from byol.config import Config, apply, declared, flatten, resolve
 from byol.errors import UsageError
@@ -91,7 +91,7 @@ def test_explain_knows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "paper-300 0.99" in text
     assert "the paper: 0.996 (section 3.3)" in text
     help.explain("views.t")
-    assert capsys.readouterr().out.count("\nviews.t.") == 14
+    assert capsys.readouterr().out.count("\nviews.t.") == 15
     help.explain("linear.tclip")
     assert "default 0" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"optim\.tau"):
@@ -115,6 +115,33 @@ def test_help_fits_eighty_columns() -> None:
     assert text.index(" Train ") < text.index(" Use ") < text.index(" Help ")
     for verb in ("pretrain", "doctor", "import", "pick"):
         assert all(len(line) <= 80 for line in shown(verb).splitlines())
+
+
+def test_help_is_short_and_the_rest_is_one_flag_away() -> None:
+    """Breaks if --help drowns what one needs among all fields, hides the way to them, or that way misses one."""
+    environment = os.environ | {"COLUMNS": "80"}
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        command = [sys.executable, "-m", "byol", "pretrain", flag]
+        shown[flag] = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    assert len(shown["--help"].splitlines()) < 60
+    assert "byol pretrain --help-all lists every field" in shown["--help"].splitlines()[-1]
+    for name, _, _ in declared():
+        assert f"--{name.replace('_', '-')}" in shown["--help-all"], name
+
+
+def test_a_plan_for_auto_and_for_cards_at_home(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if `byol plan` cannot say what auto would choose for some images on a device, and how it would fit."""
+    cluster.plan("auto", data=str(folder), device_type="rtx-3060")
+    told = capsys.readouterr().out
+    assert "auto: data.resolution 32" in told
+    assert "1 x rtx-3060" in told
+    cluster.plan("auto", images=5000, side=300, device_type="rtx-4090")
+    told = capsys.readouterr().out
+    assert "auto: data.resolution 224" in told
+    assert "5000 images" in told
+    with pytest.raises(UsageError, match="auto looks at images: add --data"):
+        cluster.plan("auto", images=5000)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -156,7 +156,8 @@ def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
 def test_what_does_not_fit_is_said() -> None:
     """Breaks if a plan that cannot run looks like one that can, or a wrong name is a crash."""
     config, _ = presets.compose("paper-1000", {"network.width": 4.0}, {})
-    assert "does not fit: try run.recompute" in "\n".join(planning.device_lines(config, "v100", 16, planning.IMAGENET))
+    text = "\n".join(planning.device_lines(config, "v100", 16, planning.IMAGENET))
+    assert "does not fit, these would: --optim.accumulate" in text
     with pytest.raises(UsageError, match="Did you mean a100"):
         cost.named("a10", config)
     with pytest.raises(UsageError, match="cannot be shared by 3 devices"):

@@ -21,7 +21,7 @@ from byol import checkpoint, data
 from byol.config import Config, apply, resolve
 from byol.data import loader, workers
 from byol.data.source import Source
-from byol.errors import Interrupted, LoaderLost
+from byol.errors import Interrupted, LoaderLost, Lost
 from byol.run import signals
 from tests.chaos.scale import LONG
 from tests.conftest import TINY, write_images
@@ -158,6 +158,29 @@ def test_a_lock_that_is_never_released_ends_too() -> None:
     _, error = process.communicate(timeout=60)
     assert process.returncode == 75, error
     assert error.startswith("byol: Interrupted")
+
+
+def test_what_is_at_stake_is_said_truly() -> None:
+    """Breaks if a signal after training has begun says that nothing was at stake, or hides that another process was
+    lost, after which torchrun sends SIGTERM to those that are left."""
+    with pytest.raises(Interrupted, match="before anything was at stake"), signals.handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_training() -> None:
+        with signals.deferred():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_a_loss() -> None:
+        try:
+            raise Lost("another process is gone")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="what was last saved is kept"), signals.handled():
+        after_training()
+    with pytest.raises(Lost, match="gone"), signals.handled():
+        after_a_loss()
 
 
 def test_a_late_ctrl_c_is_not_lost() -> None:
