@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from byol import checkpoint, data, presets
 from byol.config import Config, Network, Plan, resolve
 from byol.data import loader
@@ -19,7 +21,7 @@ from byol.method import Method
 from byol.networks import has_width
 from byol.parallel import processes
 from byol.presets import Reason
-from byol.run import cost, directory, files, machine
+from byol.run import cost, files, machine
 from byol.run.cost import Cost, Device, Memory, Pace
 from byol.run.directory import Setup
 from byol.run.machine import Machine
@@ -39,6 +41,7 @@ WIDTH_FIELDS = ("network.width", "network.small_images")  # that only the ResNet
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
 LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
 IMAGENET = 1_281_167
+SUPPOSED = 16  # black images, by which views are timed where there are no images
 
 
 def announce(setup: Setup, method: Method) -> None:
@@ -272,16 +275,25 @@ class Composed(NamedTuple):
 def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devices: int) -> Composed:
     """The config of a run that is only planned; images are counted, and some of them measured, if they are named."""
     config, _ = presets.compose(preset, values, {})
-    count, sides = seen.images or IMAGENET, [seen.side or 224]
+    side = seen.side or 224
+    count, sample = seen.images or IMAGENET, [torch.zeros(3, side, side, dtype=torch.uint8)] * SUPPOSED
     if seen.data:
         source = data.open_source(seen.data, config.data)
-        count, sides = len(source), [min(size) for size in loader.sample_sizes(source)]
+        count, sample = len(source), loader.sample(source)
     if preset != "auto":
         return Composed(config, count, [])
-    known = directory.facts(count, sides, config)
+    from byol.run.facts import facts  # a run that begins has been measured already
+
+    known = facts(count, sample, config)
     if name != "here":
         device = cost.named(name, config)
-        known = replace(known, accelerator=True, memory=device.memory / 1e9 * devices)
+        known = replace(
+            known,
+            accelerator=True,
+            memory=device.memory / 1e9 * devices,
+            seconds=lambda config: cost.cost(config, device, devices).seconds / config.optim.batch,
+            bf16=False,
+        )
     config, reasons = presets.compose("auto", values, {}, "", known)
     return Composed(config, count, reasons)
 
