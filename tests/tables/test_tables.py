@@ -300,6 +300,35 @@ def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
     assert render.markdown(made_up()) in found
 
 
+def test_misses_and_false_alarms_of_the_verdict_are_counted() -> None:
+    """Breaks if a cell that labels find worse and the verdict calls learning does not count, or is not rendered."""
+    from benchmarks import render as readme
+    from benchmarks import verdicts
+
+    look = {"step": 0, "images": 100, "spread": 0.05}
+
+    def cell(name: str, change: float, word: str, seed: int) -> dict[str, Any]:
+        found = {"name": name, "data": "cifar10", "seed": seed, "status": "finished", "looks": [look]}
+        known = {"untrained": {"knn": 0.3, "linear": 0.4}, "trained": {"knn": 0.3 + change, "linear": 0.4 + change}}
+        return {**verdicts.judged(found | known), "word": word, "word_without_labels": word}
+
+    cells = [
+        cell("no predictor", -0.05, "learning", 0),
+        cell("no predictor", -0.05, "stalled", 2),
+        cell("byol", -0.05, "too early", 0),
+        cell("byol", 0.05, "collapsing", 2),
+        cell("byol", 0.05, "learning", 2),
+        cell("byol", 0.01, "worse", 0),
+    ]
+    counts = verdicts.summary(cells)
+    every = {"collapsed": 2, "collapsed_missed": 1, "worse": 3, "worse_missed": 2, "better": 2, "false_alarms": 1}
+    assert counts["all"]["all"] == every | {"better_called_learning": 1, "level": 1}
+    assert counts["all"]["held out"]["better"] == 2
+    text = readme.verdicts({"counts": counts, "cells": cells})
+    assert "| all | 2, 1 | 3, 2 | 2, 1 | 1 of 2 |" in text
+    assert "False alarms: byol (seed 2, 45.0 % against 40.0 %, called collapsing with a spread of 0.05)." in text
+
+
 def test_speed_of_a_busy_machine_is_not_rendered(tmp_path: Path) -> None:
     """Breaks if figures taken while others computed reach the README, or a missed goal is called reached."""
     from benchmarks import render as readme
