@@ -2,8 +2,8 @@
 
     python benchmarks/from_weights.py PART --cifar FOLDER --flowers FOLDER
 
-PART is continued, bolder, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/ and test/<class>/,
-FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
+PART is continued, bolder, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/ and
+test/<class>/, FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
 """
 
 from __future__ import annotations
