@@ -2,8 +2,8 @@
 
     python benchmarks/from_weights.py PART --cifar FOLDER --flowers FOLDER
 
-PART is continued, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/ and test/<class>/,
-FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
+PART is continued, bolder, negatives, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/
+and test/<class>/, FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
 """
 
 from __future__ import annotations
@@ -126,6 +126,31 @@ def continued(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     write("continued", what, runs["continued"], found, began)
 
 
+def bolder(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """The recipe of `continued` with the encoder at the full rate, for as many steps and for three times as many."""
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    found: Figures = {}
+    for name, steps in (("continued", 300), ("continued_long", 900)):
+        full = {"network__init": str(first.out), "optim__head_epochs": 1}
+        run = trained(f"bolder-{steps}", flowers, steps, count["flowers"], **full)
+        found[name] = told(run, **scored(run.out / ENCODER, flowers), best=scored(run.out / BEST, flowers))
+        write("bolder", "as continued, with the encoder at the full rate", run, found, began)
+
+
+def negatives(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """As `bolder` and as from scratch, with negative examples (info-nce), in equal steps."""
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    contrastive = {"objective__name": "info-nce", "objective__beta": 1.0}
+    given = {"network__init": str(first.out), "optim__head_epochs": 1}
+    found: Figures = {}
+    for name, more in (("continued", given), ("scratch", {})):
+        run = trained(f"negatives-{name}", flowers, 600, count["flowers"], **contrastive, **more)
+        found[name] = told(run, **scored(run.out / ENCODER, flowers), best=scored(run.out / BEST, flowers))
+        write("negatives", "going on and from scratch, both with negative examples", run, found, began)
+
+
 def wrong(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     """The recipe of `continued` at 30 times its rate, for all, from the first step."""
     began = time.process_time()
@@ -196,7 +221,14 @@ def embed_all(path: Path, folder: Path) -> None:
     extract(encoder, data.open_source(str(folder), encoder.config.data))
 
 
-PARTS = {"continued": continued, "wrong": wrong, "distilled": distilled, "answers": answers}
+PARTS = {
+    "continued": continued,
+    "bolder": bolder,
+    "negatives": negatives,
+    "wrong": wrong,
+    "distilled": distilled,
+    "answers": answers,
+}
 
 
 def main() -> None:

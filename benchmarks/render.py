@@ -356,6 +356,16 @@ def from_weights(results: Path) -> str:
         row("its best look", part["continued"]["steps"], part["continued"]["best"])
         for name in ("scratch", "scratch_long"):
             row("from scratch", part[name]["steps"], part[name])
+    if "bolder" in found:
+        for part in (part for name, part in found["bolder"].items() if name.startswith("continued")):
+            row("continued, the encoder at the full rate", part["steps"], part)
+    if "negatives" in found:
+        for name, words in (
+            ("continued", "continued, full rate, with negatives"),
+            ("scratch", "scratch, with negatives"),
+        ):
+            if name in found["negatives"]:
+                row(words, found["negatives"][name]["steps"], found["negatives"][name])
     if "wrong" in found:
         part = found["wrong"]
         row("from the start, rate 30 times too high", part["last"]["steps"], part["last"])
