@@ -71,13 +71,13 @@ def timed(method: Method, config: Config, plan: Plan, place: Machine, held_bytes
 
     On a machine that other programs use, threads wait for each other, and one alone is often several times as fast.
     """
-    needed, pace = _estimate(method, config, plan, place, held_bytes)
+    needed, pace = estimate(method, config, plan, place, held_bytes)
     left_to_us = not config.run.threads and place.threads > 1 and processes.world() == 1
     if not left_to_us or place.device.type != "cpu" or needed.seconds < WORTH_CHOOSING:
         return Timed(place, needed, pace, needed)
     alone = replace(place, threads=1)
     machine.use(alone, config.run.deterministic)
-    other, pace = _estimate(method, config, plan, alone, held_bytes)
+    other, pace = estimate(method, config, plan, alone, held_bytes)
     if other.seconds * CLEARLY <= needed.seconds:
         return Timed(alone, other, pace, needed)
     machine.use(place, config.run.deterministic)
@@ -88,7 +88,7 @@ def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
     """The estimate of a run and what there is to say of its threads, which are stored, so that it goes on with them."""
     config, place, held = setup.config, setup.machine, setup.images.held_bytes
     if setup.record_of_run.plan is not None:
-        needed, pace = _estimate(method, config, setup.plan, place, held)
+        needed, pace = estimate(method, config, setup.plan, place, held)
         found = Timed(place, needed, pace, needed)
     else:
         found = timed(method, config, setup.plan, place, held)
@@ -119,7 +119,7 @@ def busy(pace: Pace) -> list[str]:
     ]
 
 
-def _estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int) -> tuple[Estimate, Pace]:
+def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int) -> tuple[Estimate, Pace]:
     """Time, memory and disk of a run, from a copy of its method; `held_bytes` are those of images held in memory."""
     world, share = processes.world(), plan.micro_batch // processes.world()
     memory = _memory(method, config, place)
