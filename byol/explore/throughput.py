@@ -41,13 +41,13 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
     in_memory = loader.fits(decoded, config)
     images = _sample(source, good, in_memory)
     say("Measuring how fast images are loaded and trained on.")
-    loading = loading_rate(images, config, plan, place.device)
     classes = len(source.classes) if config.optim.probe and source.labels is not None else 0
     torch.manual_seed(config.run.seed)
     model = method.build(config.network, classes, config.objective, config.data.resolution)
     model = model.to(**place.placement(config))
-    needed = planning.estimate(model, config, plan, place, decoded if in_memory else 0)
-    augmenting = augmenting_rate(config, place.device)
+    found = planning.timed(model, config, plan, place, decoded if in_memory else 0)
+    place, needed = found.place, found.needed
+    loading, augmenting = loading_rate(images, config, plan, place.device), augmenting_rate(config, place.device)
     training = 1 / (1 / needed.images_per_second + 1 / augmenting)
     room = machine.memory(place) * 1e9 * SAFE - needed.fixed_bytes
     most = max(room / max(needed.bytes_an_image, 1), 0)
@@ -60,6 +60,7 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
         "in_memory": in_memory,
         "augmenting": round(augmenting, 1),
         "step": needed.images_per_second,
+        "threads": place.threads,
         "training": round(training, 1),
         "total": round(total, 1),
         "bottleneck": waits,
@@ -86,7 +87,8 @@ def lines(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     where = "from memory" if found["in_memory"] else f"by {found['workers']} workers"
     yield (
         "speed",
-        f"loading {rate(found['loader'])} images/s {where}, training {rate(found['training'])}: "
+        f"loading {rate(found['loader'])} images/s {where}, training {rate(found['training'])} with "
+        f"{found['threads']} thread{'s' * (found['threads'] > 1)}: "
         f"{found['bottleneck']} is the bottleneck",
     )
     if found["bottleneck"] == "loading" and not found["in_memory"]:

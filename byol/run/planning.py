@@ -59,33 +59,56 @@ def announce(setup: Setup, method: Method) -> None:
     files.require_space(setup.out, count * needed.checkpoint_bytes + LOG_BYTES, f"{count} checkpoints and the log")
 
 
-def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
-    """The estimate of a run and what there is to say of its threads.
+class Timed(NamedTuple):
+    """A run as it was timed: with the faster of all threads and one, and with all of them."""
 
-    A run that begins, and is long enough for it to matter, is timed with one thread too where their number is left to
-    us: on a machine that other programs use, threads wait for each other, and one alone is often several times as fast.
-    What is faster is stored, so that the run goes on with it.
+    place: Machine
+    needed: Estimate
+    pace: Pace
+    with_all: Estimate
+
+
+def timed(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int = 0) -> Timed:
+    """The estimate of a run that begins; one long enough for it to matter is timed with one thread too.
+
+    On a machine that other programs use, threads wait for each other, and one alone is often several times as fast.
     """
-    config, place = setup.config, setup.machine
-    needed, pace = _estimate(method, config, setup.plan, place, setup.images.held_bytes)
-    single = place.device.type == "cpu" and processes.world() == 1
-    open_choice = single and setup.record_of_run.plan is None and not config.run.threads and place.threads > 1
-    if not open_choice or needed.seconds < WORTH_CHOOSING:
-        return needed, busy(pace) if single and needed.seconds >= WORTH_CHOOSING else []
+    needed, pace = estimate(method, config, plan, place, held_bytes)
+    left_to_us = not config.run.threads and place.threads > 1 and processes.world() == 1
+    if not left_to_us or place.device.type != "cpu" or needed.seconds < WORTH_CHOOSING:
+        return Timed(place, needed, pace, needed)
     alone = replace(place, threads=1)
     machine.use(alone, config.run.deterministic)
-    other, pace = _estimate(method, config, setup.plan, alone, setup.images.held_bytes)
-    if other.seconds * CLEARLY > needed.seconds:
-        machine.use(place, config.run.deterministic)
-        return needed, busy(pace)
-    setup.machine = alone
-    setup.record_of_run = replace(setup.record_of_run, machine=alone)
-    return other, [
-        f"  threads   1: one trains {other.images_per_second:,.0f} images/s here and now, {place.threads} train "
-        f"{needed.images_per_second:,.0f}, as on a machine that is busy with other programs; --run.threads "
-        f"{place.threads} takes them nevertheless",
-        *busy(pace),
-    ]
+    other, pace = estimate(method, config, plan, alone, held_bytes)
+    if other.seconds * CLEARLY <= needed.seconds:
+        return Timed(alone, other, pace, needed)
+    machine.use(place, config.run.deterministic)
+    return Timed(place, needed, pace, needed)
+
+
+def _timed(setup: Setup, method: Method) -> tuple[Estimate, list[str]]:
+    """The estimate of a run and what there is to say of its threads, which are stored, so that it goes on with them."""
+    config, place, held = setup.config, setup.machine, setup.images.held_bytes
+    if setup.record_of_run.plan is not None:
+        needed, pace = estimate(method, config, setup.plan, place, held)
+        found = Timed(place, needed, pace, needed)
+    else:
+        found = timed(method, config, setup.plan, place, held)
+    quiet = place.device.type != "cpu" or processes.world() > 1 or found.needed.seconds < WORTH_CHOOSING
+    lines = [] if quiet else busy(found.pace)
+    if found.place != place:
+        setup.machine = found.place
+        setup.record_of_run = replace(setup.record_of_run, machine=found.place)
+        lines.insert(0, threads_in_words(found, place.threads))
+    return found.needed, lines
+
+
+def threads_in_words(found: Timed, threads: int) -> str:
+    return (
+        f"  threads   1: one trains {found.needed.images_per_second:,.0f} images/s here and now, {threads} train "
+        f"{found.with_all.images_per_second:,.0f}, as on a machine that is busy with other programs; --run.threads "
+        f"{threads} takes them nevertheless"
+    )
 
 
 def busy(pace: Pace) -> list[str]:
@@ -98,12 +121,8 @@ def busy(pace: Pace) -> list[str]:
     ]
 
 
-def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int = 0) -> Estimate:
+def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int) -> tuple[Estimate, Pace]:
     """Time, memory and disk of a run, from a copy of its method; `held_bytes` are those of images held in memory."""
-    return _estimate(method, config, plan, place, held_bytes)[0]
-
-
-def _estimate(method: Method, config: Config, plan: Plan, place: Machine, held_bytes: int) -> tuple[Estimate, Pace]:
     world, share = processes.world(), plan.micro_batch // processes.world()
     memory = _memory(method, config, place)
     pace = cost.pace(copy.deepcopy(method), config, place, share)

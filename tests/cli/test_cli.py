@@ -46,8 +46,8 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *texts: str) ->
         (["pretrain", "--config", "missing.yaml"], ["missing.yaml", "No such file"]),
         (["pretrain", "/no/such/folder"], ["There is no folder /no/such/folder"]),
         (["pretrain", "scenes:many"], ["scenes:COUNT"]),
-        (["pretrain", "--network.encoder=resnet51"], ["resnet50"]),
-        (["pretrain", "--objective.name=info-nse"], ["info-nce"]),
+        (["pretrain", "scenes", "--network.encoder=resnet51"], ["resnet50"]),
+        (["pretrain", "scenes", "--objective.name=info-nse"], ["info-nce"]),
         (["pretrain", "--network.predictor=optimal-liner"], ["optimal-linear"]),
         (["pertrain"], ["pretrain"]),
         (["config", "--preset", "imagenete"], ["imagenette"]),
@@ -105,7 +105,7 @@ def test_help_is_quick(moment: float) -> None:
 
 def test_every_field_is_a_flag_with_help() -> None:
     """Breaks if a config field cannot be set from the command line."""
-    text = byol("pretrain", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
+    text = byol("pretrain", "--help-all", env={**os.environ, "COLUMNS": "200"}).stdout
     for name, _, _ in declared():
         assert f"--{name.replace('_', '-')}" in text, name
 

@@ -42,6 +42,16 @@ def cosines(values: np.ndarray) -> np.ndarray:
     return centred @ centred.T
 
 
+def test_a_sheet_says_what_it_shows() -> None:
+    """Breaks if the names and figures below the images of a sheet belong to others."""
+    far = [(1, "a/one.jpg", 0.5, "x"), (2, "two.jpg", 0.25, "y")]
+    ranks = search.Answer(("rank", "name", "distance", "nearest"), far, "", [[7, 3]], None)
+    assert search.captions(ranks) == [["one.jpg\n0.5", "two.jpg\n0.25"]]
+    rows = [(1, "a", "", 1.0), (1, "b", "a", 0.99), (2, "a-very-long-name.jpg", "", 1.0), (2, "d", "c", 0.98)]
+    groups = search.Answer(("group", "name", "same_as", "similarity"), rows, "", [[0, 4], [2, 9]], None)
+    assert search.captions(groups) == [["a\n1.0", "b\n0.99"], ["y-long-name.jpg\n1.0", "d\n0.98"]]
+
+
 def test_other_neighbours_by_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if a block's own place is wrong, so that an image is its own neighbour or a nearer one is lost.
 

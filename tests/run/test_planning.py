@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import byol
 from byol.config import Config, apply
@@ -147,6 +148,27 @@ def test_a_shorter_run_is_planned_anew(asked: dict[str, Any], seconds: float, hi
     lines = planning.shorter(setup, seconds)
     assert hint in "".join(lines)
     assert bool(lines) == bool(hint)
+
+
+def test_the_plan_says_where_images_are_and_how_many_are_left_out(
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks if images of several sizes, held in memory, are called streamed and cost nothing, or those that a list
+    leaves out are not counted."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))[:3]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    asked = tiny | {"data.exclude": str(tmp_path / "list.txt"), "data.workers": 0, "optim.epochs": 0.4}
+    byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
+    assert "in memory, cropped by this process; 0 held out, 3 left out (3 by data.exclude)" in capsys.readouterr().err
+    stored = read_run(tmp_path / "run")
+    assert stored.data.in_memory
+    held = sum(3 * image.width * image.height for path in folder.rglob("*.jpg")
+               if str(path.relative_to(folder)) not in names for image in [Image.open(path)])  # fmt: skip
+    assert stored.estimate is not None
+    without = byol.pretrain(folder, tmp_path / "streamed", "cifar10-cpu", asked | {"data.in_memory": "never"})
+    streamed = read_run(without.out).estimate
+    assert streamed is not None
+    assert stored.estimate.fixed_bytes - streamed.fixed_bytes == held
 
 
 def test_what_fits_is_counted_for_every_process() -> None:
