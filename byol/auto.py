@@ -146,7 +146,7 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
     steps = passes * facts.images / batch
     step = f"{1000 * timing.seconds * batch:.3g} ms"
-    why = f"about {steps:,.0f} steps of {step}, as timed here, in {timing.budget / 60:.3g} minutes"
+    why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {timing.budget / 60:.3g} minutes"
     choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))

@@ -22,7 +22,8 @@ class Facts:
     cores: int
     memory: float  # of the device that trains, in GB
     accelerator: bool
-    seconds: Callable[[Config], float]  # that training on an image takes here, measured
+    seconds: Callable[[Config], float]  # that training on an image takes
+    source: str = "as timed here"  # of these seconds, in words
     bf16: bool = False  # whether the CPU claims to be fast at bf16
     weights: int = 0  # px at which the weights to go on from were trained; 0: there are none
 

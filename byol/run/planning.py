@@ -311,6 +311,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
             accelerator=True,
             memory=device.memory / 1e9 * devices,
             seconds=lambda config: cost.cost(config, device, devices).seconds / config.optim.batch,
+            source=f"as reckoned for {name}",
             bf16=False,
         )
     config, reasons = presets.compose("auto", values, {}, "", known)
