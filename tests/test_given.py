@@ -3,6 +3,7 @@ look, and a fixed target of another shape."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_auto_goes_on_gently_and_says_why() -> None:
 def test_the_best_look_is_kept(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks if best.safetensors is the last encoder, that of a later look as good, or not of its look's step."""
     real = monitor.Monitor.look
-    figures = iter([0.2, 0.6, 0.5, 0.6, 0.1, 0.3])
+    figures = itertools.chain([0.2, 0.6, 0.5, 0.6, 0.1], itertools.repeat(0.3))
     encoders: list[dict[str, Tensor]] = []
 
     def look(self: Any, model: Any, step: int) -> dict[str, float]:
