@@ -54,13 +54,13 @@ def plan(
         raise UsageError(
             "auto looks at images: add --data ./images, or --images 5000 --side 300 for as many of that size."
         )
-    from byol.run import planning
+    from byol.run import devices as reckoned
 
-    chosen = planning.composed(preset, values, planning.Seen(data, images, side), device_type, devices)
+    chosen = reckoned.composed(preset, values, reckoned.Seen(data, images, side), device_type, devices)
     config, images = chosen.config, chosen.images
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
-        rows = [head, ["---"] * len(head), *planning.encoder_rows(config, device_type, devices, images)]
+        rows = [head, ["---"] * len(head), *reckoned.encoder_rows(config, device_type, devices, images)]
         tell("\n".join(f"| {' | '.join(row)} |" for row in rows))
         return
     tell(
@@ -68,7 +68,7 @@ def plan(
             [
                 f"{preset} on {devices} x {device_type}",
                 *(f"  auto: {reason}" for reason in chosen.reasons),
-                *planning.device_lines(config, device_type, devices, images),
+                *reckoned.device_lines(config, device_type, devices, images),
             ]
         )
     )

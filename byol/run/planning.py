@@ -1,31 +1,27 @@
 """The plan before the work, in words: what a run will do, how long it takes and what it needs.
 
-`announce` shows the plan of a run that begins; `byol plan` shows what a run on any devices would cost.
+`announce` shows the plan of a run that begins; what a run would cost on any devices is in `devices`.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-
-from byol import checkpoint, data, presets
-from byol.config import Config, Network, Plan, resolve
+from byol import checkpoint
+from byol.config import Config, Plan
 from byol.data import loader
 from byol.errors import UsageError
 from byol.method import Method
 from byol.networks import has_width
 from byol.parallel import processes
-from byol.presets import Reason
 from byol.run import cost, files, machine
-from byol.run.cost import Cost, Device, Memory, Pace
+from byol.run.cost import Memory, Pace
 from byol.run.directory import Setup
 from byol.run.machine import Machine
-from byol.run.progress import bar, duration, say
+from byol.run.progress import duration, say
 from byol.run.record import Estimate
 
 USABLE = 0.9  # of all memory, for a process that the system shall not end
@@ -40,8 +36,6 @@ VIT_NOTE = "a ViT learns badly under lars; --preset vit has a recipe for it, wit
 WIDTH_FIELDS = ("network.width", "network.small_images")  # that only the ResNets of byol have
 SHORT_SECONDS = 600.0  # of a run for those who do not want to wait
 LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
-IMAGENET = 1_281_167
-SUPPOSED = 16  # black images, by which views are timed where there are no images
 
 
 def announce(setup: Setup, method: Method) -> None:
@@ -273,134 +267,3 @@ def objective_in_words(config: Config) -> str:
         contrastive += f" falling to 0 over the first {objective.fade:.0%} of the run"
     how = contrastive if objective.name == "info-nce" else f"normalization {objective.normalization}"
     return f"{objective.name}, {how}; predictor {config.network.predictor}"
-
-
-class Seen(NamedTuple):
-    """What a plan is for: the images themselves, or how many there are and how large."""
-
-    data: str
-    images: int
-    side: int
-
-
-class Composed(NamedTuple):
-    """A config with what `auto` chose for some images on some device, and why."""
-
-    config: Config
-    images: int
-    reasons: list[Reason]
-
-
-def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devices: int) -> Composed:
-    """The config of a run that is only planned; images are counted, and some of them measured, if they are named."""
-    config, _ = presets.compose(preset, values, {})
-    side = seen.side or 224
-    count, sample = seen.images or IMAGENET, [torch.zeros(3, side, side, dtype=torch.uint8)] * SUPPOSED
-    if seen.data:
-        source = data.open_source(seen.data, config.data)
-        count, sample = len(source), loader.sample(source)
-    if preset != "auto":
-        return Composed(config, count, [])
-    from byol.run.facts import facts  # a run that begins has been measured already
-
-    known = facts(count, sample, config)
-    if name != "here":
-        device = cost.named(name, config)
-        known = replace(
-            known,
-            accelerator=True,
-            memory=device.memory / 1e9 * devices,
-            seconds=lambda config: cost.cost(config, device, devices).seconds / config.optim.batch,
-            source=f"as reckoned for {name}",
-            bf16=False,
-        )
-    config, reasons = presets.compose("auto", values, {}, "", known)
-    return Composed(config, count, reasons)
-
-
-def device_lines(config: Config, name: str, devices: int, images: int) -> list[str]:
-    """What a run would cost on some devices, a line each."""
-    device = cost.named(name, config)
-    step, plan = cost.cost(config, device, devices), resolve(config, images)
-    seconds = plan.steps * step.seconds
-    memory = step.weights + step.activations
-    fits = "" if memory <= device.memory else "; it does not fit, " + remedy(config, step, device, devices)
-    total = step.flops * devices / 1e12
-    return [
-        f"  encoder    {encoder_in_words(config)}, {step.parameters:,} parameters, "
-        f"{config.data.resolution} px, {step.forward / 1e9:.2f} GFLOPs a view (projector included)",
-        f"  step       {plan.batch} images, {plan.batch // devices} a device; {total:,.2f} TFLOPs: "
-        "two views online, forward and back, and two of the target",
-        f"  memory     {memory / 1e9:.1f} of {device.memory / 1e9:.0f} GB a device: {step.weights / 1e9:.2f} weights, "
-        f"gradients and optimizer, {step.activations / 1e9:.2f} activations{fits}",
-        f"  exchange   {step.traffic / 1e6:,.1f} MB a device and step, in {step.exchanges} exchanges",
-        f"  device     {devices} x {name}, {device.peak / 1e12:,.3g} TFLOP/s at {device.utilization:.1%} "
-        f"utilization ({device.origin})",
-        f"  time       {seconds_in_words(seconds)} for {plan.steps:,} steps of {step.seconds:.3g} s; "
-        f"{plan.batch / step.seconds:,.0f} images/s, efficiency {step.efficiency:.0%}",
-        *published_lines(config, plan, step, name, devices),
-    ]
-
-
-def seconds_in_words(seconds: float) -> str:
-    return f"{seconds / 86400:.1f} days" if seconds > 2 * 86400 else duration(seconds)
-
-
-def remedy(config: Config, step: Cost, device: Device, devices: int) -> str:
-    """What would make a run fit on a device."""
-    if step.weights > device.memory:
-        return "the weights alone are too large; it needs a device with more memory"
-    precision = device.precision if config.run.precision == "auto" else config.run.precision
-    memory = cost.memory(cost.on_paper(config), config, precision)
-    ways = fitting(config, memory, device.memory, devices, precision)
-    return f"these would: {', '.join(ways)}" if ways else "try a lower data.resolution, or more devices"
-
-
-def published_lines(config: Config, plan: Plan, step: Cost, name: str, devices: int) -> list[str]:
-    """The paper's own time for this very run, and the utilization that it implies."""
-    for published in PUBLISHED:
-        same = (published.batch, published.epochs) == (plan.batch, config.optim.epochs)
-        if same and published.devices == devices and name == "tpu-v3-core" and config.network == Network():
-            implied = step.flops * plan.steps / published.seconds / cost.DEVICES[name].peak
-            ratio = step.seconds * plan.steps / published.seconds
-            return [
-                f"  paper      {published.text}: {seconds_in_words(published.seconds)}, which is {implied:.1%} "
-                f"utilization; this prediction is {ratio:.2f} of it"
-            ]
-    return []
-
-
-class Published(NamedTuple):
-    """A training time that the paper states."""
-
-    batch: int
-    epochs: float
-    devices: int
-    seconds: float
-    text: str
-
-
-PUBLISHED = (
-    Published(4096, 1000, 512, 8 * 3600.0, "about 8 hours on 512 TPU v3 cores (section 3.3)"),
-    Published(512, 1000, 64, 4 * 86400.0, "approximately 4 days on 64 TPU v3 cores (appendix G)"),
-)
-
-WIDTHS = {50: (1, 2, 3, 4), 101: (1, 2, 3), 152: (1, 2, 3), 200: (1, 2)}
-ENCODERS = [(depth, width) for depth, widths in WIDTHS.items() for width in widths]
-
-
-def encoder_rows(config: Config, name: str, devices: int, images: int) -> list[list[str]]:
-    """Every encoder of the paper under a preset: parameters, FLOPs, memory and time."""
-    device = cost.named(name, config)
-    rows = []
-    with bar("Encoders", len(ENCODERS), "encoders") as shown:
-        for depth, width in ENCODERS:
-            network = replace(config.network, encoder=f"resnet{depth}", width=float(width))
-            variant = replace(config, network=network)
-            step, plan = cost.cost(variant, device, devices), resolve(variant, images)
-            an_image = step.flops / (plan.batch // devices)
-            figures = [f"{step.parameters / 1e6:.0f}", f"{step.forward / 1e9:.1f}", f"{an_image / 1e9:.0f}"]
-            memory = [f"{step.weights / 1e9:.1f}", f"{step.activations / 1e9:.1f}"]
-            rows.append([f"ResNet-{depth} ({width}x)", *figures, *memory, seconds_in_words(plan.steps * step.seconds)])
-            shown.advance()
-    return rows

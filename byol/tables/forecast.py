@@ -12,7 +12,7 @@ from byol.config import Config, resolve
 from byol.method import build
 from byol.presets import compose
 from byol.run import cost, machine
-from byol.run.planning import seconds_in_words
+from byol.run.devices import seconds_in_words
 from byol.tables.cells import Cell, Plan, missing
 from byol.tables.record import Pace
 from byol.tables.render import part

@@ -21,7 +21,8 @@ from byol.cli import app
 from byol.config import Config, apply, resolve
 from byol.errors import Interrupted, UsageError
 from byol.parallel import launching
-from byol.run import cost, machine, planning, signals
+from byol.run import cost, machine, signals
+from byol.run.devices import ENCODERS, IMAGENET, device_lines
 from byol.run.record import read_run
 from tests.conftest import TINY
 
@@ -50,7 +51,7 @@ def sized(depth: int, width: float, **overrides: Any) -> Config:
 
 def test_every_encoder_of_the_paper_has_its_published_size() -> None:
     """Breaks if an encoder is left out of the table, or built otherwise than the paper's."""
-    assert set(planning.ENCODERS) == set(PARAMETERS)
+    assert set(ENCODERS) == set(PARAMETERS)
     for (depth, width), expected in PARAMETERS.items():
         with torch.device("meta"):
             encoder = networks.encoder(sized(depth, width).network)
@@ -145,10 +146,10 @@ def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
     """Breaks if the model leaves the paper's two times, 8 h on 512 cores and 4 days on 64, by more than a quarter."""
     config, _ = presets.compose(preset, {}, {})
     step = cost.cost(config, TPU, devices)
-    steps = resolve(config, planning.IMAGENET).steps
+    steps = resolve(config, IMAGENET).steps
     predicted = steps * step.seconds / 3600
     assert 0.75 < predicted / hours < 1.26
-    text = "\n".join(planning.device_lines(config, "tpu-v3-core", devices, planning.IMAGENET))
+    text = "\n".join(device_lines(config, "tpu-v3-core", devices, IMAGENET))
     assert f"{devices} TPU v3 cores" in text
     assert "8.0% utilization" in text
 
@@ -156,7 +157,7 @@ def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
 def test_what_does_not_fit_is_said() -> None:
     """Breaks if a plan that cannot run looks like one that can, or a wrong name is a crash."""
     config, _ = presets.compose("paper-1000", {"network.width": 4.0}, {})
-    text = "\n".join(planning.device_lines(config, "v100", 16, planning.IMAGENET))
+    text = "\n".join(device_lines(config, "v100", 16, IMAGENET))
     assert "does not fit, these would: --optim.accumulate" in text
     with pytest.raises(UsageError, match="Did you mean a100"):
         cost.named("a10", config)
@@ -261,7 +262,7 @@ def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatc
     """Breaks if Slurm's warning ends the process before the step is saved, or a job out of time is not requeued."""
     happened: list[str] = []
 
-    def pretrain(*arguments: Any) -> None:
+    def pretrain(*arguments: Any, **more: Any) -> None:
         with signals.handled(), signals.deferred():
             signal.raise_signal(signal.SIGUSR2)
             assert signals.requested()
