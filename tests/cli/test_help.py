@@ -119,9 +119,9 @@ def test_help_fits_eighty_columns() -> None:
 
 def test_help_is_short_and_the_rest_is_one_flag_away() -> None:
     """Breaks if --help drowns what one needs among all fields, hides the way to them, or that way misses one."""
-    environment = os.environ | {"COLUMNS": "80"}
     shown = {}
-    for flag in ("--help", "--help-all"):
+    for flag, columns in (("--help", "80"), ("--help-all", "200")):
+        environment = os.environ | {"COLUMNS": columns}
         command = [sys.executable, "-m", "byol", "pretrain", flag]
         shown[flag] = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
     assert len(shown["--help"].splitlines()) < 60
