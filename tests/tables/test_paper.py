@@ -1,7 +1,8 @@
 """The published figures of the tables against the paper's own LaTeX source.
 
 The source is its authors' and not ours to copy: `fixtures/paper-figures.json` keeps the figures alone, by the label of
-the table that prints them, and BYOL_PAPER_TEX=FILE compares them with the source again.
+the table that prints them, and they are compared with the source again where it is: in ../shared/paper, or where
+BYOL_PAPER_TEX says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from byol.tables.catalog import TABLES
 from byol.tables.table import Row
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "paper-figures.json"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "paper" / "byol-paper.tex"
 Figures = dict[str, list[list[str]]]
 
 
@@ -130,10 +132,10 @@ def kept() -> Figures:
 
 
 def source() -> str:
-    path = os.environ.get("BYOL_PAPER_TEX", "")
-    if not path:
-        pytest.skip("needs BYOL_PAPER_TEX: the LaTeX source of the paper, which is at arxiv.org/e-print/2006.07733")
-    return Path(path).read_text("utf-8")
+    path = Path(os.environ.get("BYOL_PAPER_TEX", SHARED))
+    if not path.is_file():
+        pytest.skip("needs the LaTeX source of the paper (arxiv.org/e-print/2006.07733) in ../shared/paper")
+    return path.read_text("utf-8")
 
 
 def printed(names: tuple[str, ...]) -> list[list[str]]:
