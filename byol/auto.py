@@ -145,7 +145,8 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
     steps = passes * facts.images / batch
-    step = f"{1000 * timing.seconds * batch:.3g} ms"
+    each = timing.seconds * batch
+    step = f"{1000 * each:.3g} ms" if each < 1 else f"{each:.3g} s"
     why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {timing.budget / 60:.3g} minutes"
     choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
