@@ -27,7 +27,7 @@ import torch
 from cyclopts.exceptions import MissingArgumentError
 from PIL import Image
 
-from byol import networks, plugins, pretraining
+from byol import networks, objectives, plugins, pretraining, views
 from byol.cli import main, take_plugin
 from byol.cli.app import app, given_values
 from byol.config import Config as Everything
@@ -265,6 +265,19 @@ def place(world: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
         yield furnished
 
 
+@pytest.fixture
+def own_entries() -> Iterator[None]:
+    """What a page adds to the package's dicts is gone after it: other tests count what is in them."""
+    dicts = objectives.OBJECTIVES, networks.BACKBONES, views.OPERATIONS
+    before = [dict(entries) for entries in dicts]
+    yield
+    plugins.unload()
+    for entries, kept in zip(dicts, before, strict=True):
+        entries.clear()
+        entries.update(kept)
+
+
+@pytest.mark.usefixtures("own_entries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, place: Callable[[str], Path]) -> None:
     """Breaks if a command or a line of Python in the pages is wrong, or no longer fits the program."""
