@@ -2,8 +2,10 @@
 
     python benchmarks/from_weights.py PART --cifar FOLDER --flowers FOLDER
 
-PART is continued, bolder, negatives, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/
-and test/<class>/, FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
+PART is continued, bolder, negatives, wrong, distilled, answers, or photos: the recipes of `auto` at 64 px over three
+seeds, which the parts before it led to. `continued` comes before the parts that go on from its encoder. CIFAR holds
+train/<class>/ and test/<class>/, FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in
+runs/from-weights.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def knn(encoder: Encoder, features: np.ndarray, labels: np.ndarray, classes: int
     return {"knn": round(float(np.mean(found)), 4), "half_range": round(half, 4), "splits": len(found)}
 
 
-def scored(path: Path, folder: str | Path, random: bool = False) -> Figures:
-    encoder = open_encoder(path, {"data.resolution": 16, "data.workers": 0})
+def scored(path: Path, folder: str | Path, random: bool = False, side: int = 16) -> Figures:
+    encoder = open_encoder(path, {"data.resolution": side, "data.workers": 0})
     encoder = random_encoder(encoder, 0) if random else encoder
     source = data.open_source(str(folder), encoder.config.data)
     features, kept = extract(encoder, source)
@@ -151,6 +153,60 @@ def negatives(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
         write("negatives", "going on and from scratch, both with negative examples", run, found, began)
 
 
+LARGE = {  # what `auto` takes for photographs in few minutes of one core
+    **SMALL,
+    "data.resolution": 64,
+    "network.small_images": False,
+    "network.projector_hidden": 1024,
+    "network.predictor_hidden": 1024,
+    "optim.batch": 128,
+}
+FAST = {
+    "network.zero_init_last": True,
+    "objective.name": "info-nce",
+    "objective.fade": 0.7,
+    "optim.optimizer": "adamw",
+    "optim.lr": 0.004,
+    "optim.predictor_lr": 1.0,
+    "optim.trust_coefficient": 0.001,
+}
+ADAMW = {"optim.optimizer": "adamw", "optim.lr": 0.002, "optim.predictor_lr": 1.0, "optim.trust_coefficient": 0.001}
+RECIPES: dict[str, Figures] = {  # from given weights
+    "lars": {"optim.encoder_lr": 0.3, "optim.head_epochs": 1, "optim.tau": 0.99},
+    "adamw": ADAMW | {"optim.head_epochs": 1, "optim.encoder_lr": 0.5, "optim.tau": 0.99},
+    "adamw, negatives that fade": FAST | {"optim.lr": 0.002, "optim.head_epochs": 1, "optim.encoder_lr": 0.5},
+}
+
+
+def photos(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """CIFAR-10 at 64 px, then flowers5: every recipe from given weights, from scratch in up to five times the steps."""
+    began, found = time.process_time(), Figures()
+    for seed in SEEDS:
+        run, found[f"seed {seed}"] = photos_of(seed, cifar, flowers, count)
+        what = "nearest neighbours on flowers5 at 64 px, from given weights and from scratch"
+        write("photos", what, run, found, began)
+
+
+def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -> tuple[Run, Figures]:
+    def made(name: str, folder: Path, kind: str, steps: int, **more: Any) -> Run:
+        values = {**LARGE, "run.seed": seed, "optim.epochs": (steps + 0.5) * 128 / (count[kind] * 0.98), **more}
+        return pretrain(folder, RUNS / f"photos-{seed}-{name}", "cifar10-cpu", values)
+
+    first = made("start", cifar / "train", "cifar", 2000, **FAST)
+    here: Figures = {
+        "random": scored(first.out, flowers, random=True, side=64),
+        "start": {**scored(first.out, flowers, side=64), "steps": first.plan.steps},
+    }
+    for recipe, fields in RECIPES.items():
+        run = made(recipe, flowers, "flowers", 300, **{"network.init": str(first.out)}, **fields)
+        here[recipe] = told(run, **scored(run.out / ENCODER, flowers, side=64))
+        here[recipe]["best"] = scored(run.out / BEST, flowers, side=64)
+    for steps in (300, 600, 1500):
+        run = made(f"scratch-{steps}", flowers, "flowers", steps, **FAST)
+        here[f"scratch, {steps} steps"] = told(run, **scored(run.out / ENCODER, flowers, side=64))
+    return run, here
+
+
 def wrong(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     """The recipe of `continued` at 30 times its rate, for all, from the first step."""
     began = time.process_time()
@@ -228,6 +284,7 @@ PARTS = {
     "wrong": wrong,
     "distilled": distilled,
     "answers": answers,
+    "photos": photos,
 }
 
 

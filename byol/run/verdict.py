@@ -83,7 +83,7 @@ def measured(looks: Sequence[Look]) -> Verdict:
 def best_look(history: Sequence[Look]) -> Look:
     """The first of the looks with the best figure: nearest neighbours where there are labels, else how often a view is
     nearer to its twin than to a stranger."""
-    return max((line for line in history if "spread" in line), key=lambda look: look.get("knn", look["twins"]))
+    return max((line for line in history if "spread" in line), key=lambda look: look.get("knn", look.get("twins", 0.0)))
 
 
 class Change(NamedTuple):
