@@ -88,7 +88,8 @@ def in_words(draw: views.Draw, image: Tensor, config: Views) -> str:
     parts = [f"crop {int(box.width)} × {int(box.height)} of {width} × {height} px"]
     for name, operation in views.OPERATIONS.items():
         if bool(draw[name]):
-            strengths = [f"{kind} {float(draw[kind]):.2f}" for kind in operation.strengths(config.t, config)]
+            drawn = [kind for kind in operation.strengths(config.t, config) if not kind.endswith("_key")]
+            strengths = [f"{kind} {float(draw[kind]):.2f}" for kind in drawn]
             parts.append(f"{name} ({', '.join(strengths)})" if strengths else name)
     return ", ".join(parts)
 
