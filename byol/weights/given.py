@@ -30,7 +30,7 @@ def read(place: str) -> Given:
 
 
 def _timm(name: str) -> tuple[nn.Module, Config]:
-    """timm's own pretrained weights, from its cache or from where timm finds them; a pickle among them runs nothing."""
+    """timm's own pretrained weights, from its cache or from where timm finds them, none of which is run."""
     networks.check_timm(name)
     import timm
 
