@@ -186,7 +186,7 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer, p
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:
     """The encoder alone, in torchvision's names, with what is needed to rebuild and use it in the header."""
     network = {name: getattr(config.network, name) for name in ENCODER_FIELDS}
-    views = {"views": flatten(config.views), "resolution": config.data.resolution}
+    views = {"views": flatten(config.views), "resolution": config.data.resolution, "range": config.data.range}
     header = {"format": "pt", "byol": json.dumps({"format": FORMAT, "network": network, **views, **extra})}
     tensors = {
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
@@ -206,7 +206,7 @@ def encoder_path(path: str | Path) -> Path:
 
 
 def encoder_header(path: str | Path) -> dict[str, Any]:
-    """What `save_encoder` wrote beside the weights: network, views, resolution, step."""
+    """What `save_encoder` wrote beside the weights: network, views, resolution, range of values, step."""
     file = encoder_path(path)
     try:
         with opened_tensors(file) as opened:
@@ -223,10 +223,11 @@ def encoder_header(path: str | Path) -> dict[str, Any]:
 
 def encoder_settings(header: Mapping[str, Any]) -> dict[str, Any]:
     """The config fields that a header holds."""
-    stored = {"zero_init_last": False, **header["network"]}  # which the first files do not name
+    stored = {"zero_init_last": False, "channels": 3, **header["network"]}  # which the first files do not name
     views, network = header["views"], {name: stored[name] for name in ENCODER_FIELDS}
     rooms = {f"{room}.{n}": v for room, own in (("views", views), ("network", network)) for n, v in own.items()}
-    return {**rooms, "data.resolution": header["resolution"]}
+    values = {"data.channels": stored["channels"], "data.range": header.get("range", "auto")}
+    return {**rooms, **values, "data.resolution": header["resolution"]}
 
 
 def load_encoder(path: str | Path) -> nn.Module:
@@ -264,5 +265,5 @@ def _other(file: Path, network: Network) -> DiskError:
     return DiskError(f"{file} does not hold the {network.encoder} that its header names.")
 
 
-ENCODER_FIELDS = ("encoder", "width", "small_images", "padding", "zero_init_last")
+ENCODER_FIELDS = ("encoder", "width", "small_images", "padding", "zero_init_last", "channels")
 assert set(ENCODER_FIELDS) <= set(Network.__dataclass_fields__)

@@ -294,7 +294,7 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
 
     `check` is for the last layer of several: it compares fields with each other.
     """
-    from byol.config_values import check_config, convert  # the rules of types and ranges, a file of their own
+    from byol.config_values import check_together, convert  # the rules of types and ranges, a file of their own
 
     known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
@@ -306,7 +306,7 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
             value = value.item()  # a number of numpy or torch
         config = _replace(config, name.split("."), convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):
-        check_config(config, origin)
+        check_together(config, origin)
     return config
 
 

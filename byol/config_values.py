@@ -85,7 +85,7 @@ def bounds(text: str, origin: str = "config") -> tuple[tuple[float, float], ...]
     return tuple((low, high) for low, high in pairs)
 
 
-def check_config(config: Config, origin: str) -> None:
+def check_together(config: Config, origin: str) -> None:
     """What no single field can see."""
     bounds(config.data.range, origin)
     for name in ("t", "t_prime"):

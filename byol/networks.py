@@ -310,7 +310,7 @@ def timm_model(name: str, resolution: int = 0, channels: int = 3) -> nn.Module:
         with torch.no_grad():  # measured, because some timm models put out more features than their num_features says
             model.num_features = model.eval()(torch.zeros(1, channels, *[resolution or side] * 2)).shape[-1]
     except TypeError:
-        raise UsageError(f"timm:{name} takes three channels only: choose another encoder, or data.channels 3.") from None
+        raise UsageError(f"timm:{name} takes 3 channels only: choose another encoder, or data.channels 3.") from None
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise UsageError(

@@ -115,9 +115,7 @@ def boxes(draw: Draw, height: PerImage, width: PerImage, config: Views) -> Box:
     return crop_box_torchvision(*geometry, draw["ratio_range"])
 
 
-def make(
-    images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None
-) -> Tensor:
+def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
     """From pixels and drawn choices to a view (B, C, size, size), float32 and normalized.
 
     Training does the same in two places: loader processes `crop`, and `finish_` runs where the network does.
@@ -125,9 +123,7 @@ def make(
     return finish_(crop(images, draw, config, size, scale), draw, config)
 
 
-def crop(
-    images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None
-) -> Tensor:
+def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
     """The drawn crops (B, C, size, size) in [0, 1] of images, resized; without a scale, images are uint8.
 
     A tensor of images (B, C, H, W) is cropped at once; a list of images (C, H, W) of any sizes is cropped one by one,
@@ -147,6 +143,8 @@ def finish_(crops: Tensor, draw: Draw, config: Views) -> Tensor:
     """Apply the drawn operations to crops (B, 3, S, S) in [0, 1], then normalize them; in place."""
     for images, own in _in_cache(crops, draw):
         for name, operation in OPERATIONS.items():
+            if images.shape[1] != 3 and name in ("jitter", "grayscale"):
+                continue  # which are about colours
             _change_(images, own, name, operation, config)
         _normalize_(images, config.mean, config.std)
     return crops

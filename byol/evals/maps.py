@@ -65,12 +65,12 @@ def write_maps(
 
 
 def mapped(encoder: Encoder, source: Source) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Maps float32 (n, features, h, w), centre crops uint8 (n, 3, S, S) and the images' numbers, a chunk at a time."""
+    """Maps float32 (n, features, h, w), centre crops (n, C, S, S) and the images' numbers, a chunk at a time."""
     exact = replace(encoder.place, precision="float32")
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
         assert isinstance(module, ResNet)
-        for pixels, indices, bad in centre_crops(source, encoder.resolution, workers):
+        for pixels, indices, bad in centre_crops(source, encoder.config.data, workers):
             if indices:
                 yield represent(module.features, pixels, encoder.config, exact), pixels, indices
             shown.advance(len(indices) + len(bad))
@@ -79,7 +79,7 @@ def mapped(encoder: Encoder, source: Source) -> Iterator[tuple[Tensor, Tensor, l
 def _shape(encoder: Encoder) -> tuple[int, int, int]:
     """(features, h, w) of a map, by one empty image."""
     size = encoder.resolution
-    blank = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+    blank = torch.zeros(1, encoder.config.network.channels, size, size, dtype=torch.uint8)
     exact = replace(encoder.place, precision="float32")
     with frozen(encoder) as module:
         assert isinstance(module, ResNet)

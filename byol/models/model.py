@@ -194,7 +194,7 @@ def answered(model: Model, source: Source) -> Iterator[Answers]:
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     first = given = 0
     with frozen(encoder) as module, bar("Predicting", len(source), "images") as shown:
-        for pixels, indices, left_out in centre_crops(source, encoder.resolution, workers, model.facts.margin):
+        for pixels, indices, left_out in centre_crops(source, encoder.config.data, workers, model.facts.margin):
             count = len(indices) + len(left_out)
             missing = sorted(set(range(first, first + count)) - set(indices))
             bad = {i: _reason(text, source.describe(i)) for i, text in zip(missing, left_out, strict=True)}

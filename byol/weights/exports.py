@@ -72,7 +72,9 @@ def open_run(run: Path) -> Source:
 
 def to_safetensors(source: Source, out: Path) -> Export:
     """Our own file: torchvision's names, and a header from which `byol.load_encoder` rebuilds the network."""
-    extra = {name: value for name, value in source.header.items() if name not in ("network", "views", "resolution")}
+    extra = {
+        name: value for name, value in source.header.items() if name not in ("network", "views", "resolution", "range")
+    }
     save_encoder(out, source.module, source.config, extra)
     return Export([out], difference(source.module, load_encoder(out), source.config), _own_lines(source, out))
 
