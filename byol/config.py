@@ -37,6 +37,9 @@ class Data:
         "values that become 0 and 1: auto (by the images), 8-bit, dtype, percentiles, or LOW,HIGH, for each channel "
         "LOW,HIGH;LOW,HIGH;…",
     )
+    bands: str = option(
+        "", "channels drawn as red, green and blue, such as 4,3,2; principal components if empty", on_resume=True
+    )
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
     shrink: int = option(0, "short side to which larger images are shrunk, smoothly, first; 0: none", low=0, high=2**16)
     in_memory: Literal["auto", "always", "never"] = option(

@@ -27,7 +27,8 @@ MEASURED = 256  # images by which range, mean and deviation are measured
 PIXELS = 2**14  # of an image that are looked at, spread over it
 TWELVE_BITS = 4095
 PERCENTILES = (0.1, 99.9)
-FIELDS = ("data.channels", "data.range", "network.channels", "views.mean", "views.std")
+NORMALIZATION = ("views.mean", "views.std")
+FIELDS = ("data.channels", "data.range", "network.channels", *NORMALIZATION)
 TYPES = {torch.uint8: "8-bit", torch.uint16: "16-bit", torch.int16: "signed 16-bit", torch.int32: "32-bit"}
 DTYPE_RANGES = {
     torch.uint8: (0, 255),
@@ -62,26 +63,30 @@ def settle(source: Source, config: Config, asked: Mapping[str, Any], given: Mapp
     plain = channels == 3 and not deep
     if plain and len(config.views.mean) == len(config.views.std) == 3:
         return Settled({}, [])
+    known = dict(given) if len(given.get("views.mean", ())) == channels else {}
+    reasons = _why_channels(config.data.channels, count, dtype, given)
     fields: dict[str, Any] = {"data.channels": channels, "network.channels": channels}
-    reasons = _said(fields, config, count, dtype) if "data.channels" not in asked else []
-    same = given.get("data.channels", 3) == channels and "views.mean" in given
-    if deep and config.data.range == "auto" and same and bounds(str(given.get("data.range", "auto"))):
-        fields["data.range"] = given["data.range"]
-    elif deep:
-        fields["data.range"], why = _range(source, replace(config.data, channels=channels), dtype)
+    data = replace(config.data, channels=channels)
+    if deep:
+        fields["data.range"], why = _range(source, data, dtype, str(known.get("data.range", "")))
         reasons += [Reason("data.range", _short(fields["data.range"]), why)] if why else []
-    data = replace(config.data, channels=channels, range=fields.get("data.range", config.data.range))
-    if same and not asked.keys() & {"views.mean", "views.std"}:
-        return Settled(fields | {name: given[name] for name in ("views.mean", "views.std")}, reasons)
-    kept = [name for name in ("views.mean", "views.std") if plain or name in asked]
-    return Settled(fields | _normalization(source, data, config.views, kept), reasons)
+        data = replace(data, range=fields["data.range"])
+    own = [name for name in NORMALIZATION if plain or name in asked]
+    known = {name: known[name] for name in NORMALIZATION if known and not own}
+    return Settled(fields | (known or _normalization(source, data, config.views, own)), reasons)
 
 
-def _said(fields: Mapping[str, Any], config: Config, count: int, dtype: torch.dtype) -> list[Reason]:
-    if config.data.channels:
-        return []
-    kind = TYPES.get(dtype, "float")
-    return [Reason("data.channels", count, f"the images have {count} channel{'s' * (count > 1)} of {kind} values")]
+def _why_channels(asked: int, count: int, dtype: torch.dtype, given: Mapping[str, Any]) -> list[Reason]:
+    """Where the channels come from, and what becomes of weights that have others."""
+    reasons, channels, before = list[Reason](), asked or count, len(given.get("views.mean", ()))
+    if not asked:
+        kind = TYPES.get(dtype, "float")
+        why = f"the images have {count} channel{'s' * (count > 1)} of {kind} values"
+        reasons.append(Reason("data.channels", count, why))
+    if before not in (0, channels):
+        why = f"the weights have {before}: each of {channels} gets the mean of those, times {before}/{channels}"
+        reasons.append(Reason("network.channels", channels, why))
+    return reasons
 
 
 def _short(text: str) -> str:
@@ -91,8 +96,10 @@ def _short(text: str) -> str:
     return ends if len(pairs) == 1 else f"{ends};… ({len(pairs)} channels)"
 
 
-def _range(source: Source, data: Data, dtype: torch.dtype) -> tuple[str, str]:
-    """data.range as numbers, and what there is to say of it."""
+def _range(source: Source, data: Data, dtype: torch.dtype, known: str) -> tuple[str, str]:
+    """data.range as numbers, and what there is to say of it; `known` is that of weights to go on from."""
+    if data.range == "auto" and known and bounds(known):
+        return known, "as the weights were trained with"
     given = bounds(data.range)
     if given:
         if len(given) not in (1, data.channels):
@@ -115,14 +122,14 @@ def _range(source: Source, data: Data, dtype: torch.dtype) -> tuple[str, str]:
 def _normalization(source: Source, data: Data, config: Views, kept: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """Mean and deviation of each channel in [0, 1], as they are measured, but for those of the config that are kept."""
     fields: dict[str, tuple[float, ...]] = {}
-    for name, value in (("views.mean", config.mean), ("views.std", config.std)):
+    for name, value in zip(NORMALIZATION, (config.mean, config.std), strict=True):
         if name in kept and value:
             if len(value) not in (1, data.channels):
                 raise UsageError(f"{name} has {len(value)} numbers, and the images {data.channels} channels.")
             fields[name] = value * data.channels if len(value) == 1 else value
     if len(fields) < 2:
         mean, std = measured(source, data)
-        fields = {"views.mean": mean, "views.std": std} | fields
+        fields = dict(zip(NORMALIZATION, (mean, std), strict=True)) | fields
     return fields
 
 
@@ -160,6 +167,16 @@ def _some(image: Tensor) -> np.ndarray:
     if image.is_floating_point():
         values = values[:, np.isfinite(values).all(0)]
     return values
+
+
+def suited(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """What weights to go on from settle for images of so many channels: not how other channels were normalized."""
+    there = given.get("views.mean", ())
+    return {
+        name: value
+        for name, value in given.items()
+        if not name.startswith("data.") and (len(there) == channels or not name.startswith("views."))
+    }
 
 
 def kept(before: Config, then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from byol import data
 from byol.checkpoint import ENCODER_FIELDS
 from byol.config import Data, flatten
+from byol.crops import scale_of
 from byol.data.address import parse
 from byol.data.parts import Task
 from byol.errors import DiskError, Interrupted, OutputBusy, UsageError
@@ -183,6 +184,11 @@ def open_data(protocol: str, on: str, config: Data, spec: Any) -> Task:
     """The data set as the protocol needs it."""
     if protocol not in DENSE:
         return data.open_task(on, config)
+    if config.channels not in (0, 3) or scale_of(config):
+        raise UsageError(
+            f"{protocol} is for encoders of 8-bit colours, and this one was trained on {config.channels} channels with "
+            f"values {config.range}."
+        )
     task: Task = importlib.import_module(MODULES[protocol]).open_data(on, config, spec)
     return task
 

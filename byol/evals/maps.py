@@ -22,6 +22,7 @@ from byol.networks import ResNet
 from byol.run import pictures
 from byol.run.files import placed, replacing, write_json
 from byol.run.machine import represent
+from byol.run.painting import AS_IT_IS, Painter, painter
 from byol.run.progress import bar, tell
 
 SHOWN = 12  # images of the picture
@@ -59,7 +60,7 @@ def write_maps(
         _header(file, len(kept), shape)  # as long as the first: numpy leaves room for any number of rows
     write_json(out.with_suffix(".json"), _facts(source, kept))
     if sheet and shown:
-        draw(placed(sheet), shown)
+        draw(placed(sheet), shown, painter(source, encoder.config.data))
     left_out = f"; {len(source) - len(kept)} could not be read" if len(kept) < len(source) else ""
     tell(f"{out}: {len(kept)} maps of {shape[0]} features at {shape[1]} x {shape[2]} places{left_out}")
 
@@ -116,12 +117,13 @@ def components(maps: Tensor) -> Tensor:
     return scaled.reshape(count, height, width, 3).permute(0, 3, 1, 2).float()
 
 
-def draw(out: Path, shown: list[tuple[Tensor, Tensor]]) -> None:
-    """A row an image: itself, the components as red, green and blue, and these laid over it."""
+def draw(out: Path, shown: list[tuple[Tensor, Tensor]], paint: Painter = AS_IT_IS) -> None:
+    """A row an image: itself as the painter shows it, the components as red, green and blue, and these laid over it."""
     colours = components(torch.stack([maps for _, maps in shown]))
     rows = []
     for (pixels, _), colour in zip(shown, colours, strict=True):
-        image = pixels.float() / 255
+        unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        image = paint.unit(unit).float() / 255
         large = F.interpolate(colour[None], size=image.shape[-2:], mode="nearest")[0]
         rows.append([image, large, 0.4 * image + 0.6 * large])
-    pictures.sheet(out, rows, ["image", "components", "over it"], (CELL, CELL))
+    pictures.sheet(out, rows, ["image", "components", "over it"], (CELL, CELL), footnote=paint.words)

@@ -274,7 +274,8 @@ def _choose(
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
         sample = loader.sample(source)
         seen = replace(facts(len(source), sample, request.config, images.fields), weights=weights.resolution)
-    config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, weights.settings)
+    given = values.suited(weights.settings, images.fields.get("network.channels", 3))
+    config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
     config = apply(config, images.fields, "images")
     place = _machine(stored, before) if stored else machine.choose(config)
     return config, [*images.reasons, *reasons], place, source

@@ -58,7 +58,7 @@ def config(settings: Config, features: int, plain: bool) -> dict[str, Any]:
         "num_classes": 0,
         "num_features": features,
         "pretrained_cfg": {
-            "input_size": [3, size, size],
+            "input_size": [settings.network.channels, size, size],
             "mean": list(settings.views.mean),
             "std": list(settings.views.std),
             "interpolation": "bicubic",
