@@ -53,27 +53,30 @@ def settle(source: Source, config: Config, asked: Mapping[str, Any], given: Mapp
     if not sample:
         return Settled({}, [])
     count, dtype = Counter((len(image), image.dtype) for image in sample).most_common(1)[0][0]
-    channels = config.data.channels or count
+    data = replace(config.data, channels=config.data.channels or count)
+    _refuse_contradiction(config, asked, data.channels)
+    deep = data.range != "8-bit" and (dtype != torch.uint8 or data.range != "auto")
+    plain = data.channels == 3 and not deep
+    if plain and len(config.views.mean) == len(config.views.std) == 3:
+        return Settled({}, [])
+    known = dict(given) if len(given.get("views.mean", ())) == data.channels else {}
+    reasons = _why_channels(config.data.channels, count, dtype, given)
+    if deep:
+        found, why = _range(source, data, dtype, str(known.get("data.range", "")))
+        reasons += [Reason("data.range", _short(found), why)] if why else []
+        data = replace(data, range=found)
+    own = [name for name in NORMALIZATION if plain or name in asked]
+    normalization = _normalization(source, data, config.views, own) if own or not known else known
+    fields = {"data.channels": data.channels, "data.range": data.range, "network.channels": data.channels}
+    return Settled(fields | {name: normalization[name] for name in NORMALIZATION}, reasons)
+
+
+def _refuse_contradiction(config: Config, asked: Mapping[str, Any], channels: int) -> None:
     if "network.channels" in asked and config.network.channels != channels:
         raise UsageError(
             f"network.channels {config.network.channels} contradicts the images, which have {channels} channels. "
             "Leave it out: it follows data.channels."
         )
-    deep = config.data.range != "8-bit" and (dtype != torch.uint8 or config.data.range != "auto")
-    plain = channels == 3 and not deep
-    if plain and len(config.views.mean) == len(config.views.std) == 3:
-        return Settled({}, [])
-    known = dict(given) if len(given.get("views.mean", ())) == channels else {}
-    reasons = _why_channels(config.data.channels, count, dtype, given)
-    fields: dict[str, Any] = {"data.channels": channels, "network.channels": channels}
-    data = replace(config.data, channels=channels)
-    if deep:
-        fields["data.range"], why = _range(source, data, dtype, str(known.get("data.range", "")))
-        reasons += [Reason("data.range", _short(fields["data.range"]), why)] if why else []
-        data = replace(data, range=fields["data.range"])
-    own = [name for name in NORMALIZATION if plain or name in asked]
-    known = {name: known[name] for name in NORMALIZATION if known and not own}
-    return Settled(fields | (known or _normalization(source, data, config.views, own)), reasons)
 
 
 def _why_channels(asked: int, count: int, dtype: torch.dtype, given: Mapping[str, Any]) -> list[Reason]:

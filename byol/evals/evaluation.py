@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from byol import data
-from byol.checkpoint import ENCODER_FIELDS
+from byol.checkpoint import encoder_shape
 from byol.config import Data, flatten
 from byol.crops import scale_of
 from byol.data.address import parse
@@ -227,7 +227,7 @@ def _protocol(
         who = "untrained network, " * encoder.untrained
         say(f"{who}{name}, seed {seed}: " + ", ".join(f"{k} {shown(k, v)}" for k, v in result.test.items()))
         results.append(_seed_result(seed, result, time.monotonic() - started))
-    network = {field: getattr(encoder.config.network, field) for field in ENCODER_FIELDS}
+    network = encoder_shape(encoder.config.network)
     return EvaluationRecord(
         protocol=name,
         encoder=EncoderFacts(

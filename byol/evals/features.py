@@ -143,7 +143,7 @@ def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
 
 def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -> Features:
     """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
-    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {part.fingerprint()}")
+    path = _path(cache, f"{_seen_by(encoder, margin)} {part.fingerprint()}")
     facts = path.with_suffix(".json")
     shape = (len(part), encoder.num_features)
     values, left_out = _mapped(path, shape), _left_out(facts, len(part))
@@ -162,7 +162,7 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
     """Two parts one after the other, from their own features: no image is looked at twice."""
     one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
     parts = f"{first.fingerprint()} {second.fingerprint()}"
-    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
+    path = _path(cache, f"{_seen_by(encoder, margin)} {parts}")
     shape = (len(one.values) + len(two.values), encoder.num_features)
     found = _mapped(path, shape)
     if found is None:
@@ -171,6 +171,12 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
         found = _mapped(path, shape)
         assert found is not None
     return Features(found, np.concatenate([one.targets, two.targets]))
+
+
+def _seen_by(encoder: Encoder, margin: float) -> str:
+    """All that features depend on besides the images; of the range of values only where it is not that of 8 bits."""
+    told = f"{encoder.checksum()} {encoder.resolution} {margin:.6f}"
+    return f"{told} {encoder.config.data.range}" if scale_of(encoder.config.data) else told
 
 
 def _path(cache: Path, key: str) -> Path:

@@ -65,4 +65,5 @@ def view_rows(images: list[Tensor], config: Config, pairs: int = 4, paint: Paint
     visible = views.unnormalized(config.views)
     draws = [draw for step in range(pairs) for draw in views.draw(config.run.seed, step, len(images), visible)]
     columns = [views.make(images, draw, visible, config.data.resolution, scale_of(config.data)) for draw in draws]
-    return [[paint.stored(image), *map(paint.unit, shown)] for image, *shown in zip(images, *columns, strict=True)]
+    shown = [list(map(paint.unit, column)) if paint.words else list(column) for column in columns]
+    return [[paint.stored(image), *row] for image, *row in zip(images, *shown, strict=True)]
