@@ -89,6 +89,22 @@ class View:
     sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001, high=1000)
     plugin: float = option(0.0, "probability of each operation that a --plugin adds", low=0, high=1)
     solarize: float = option(0.0, "probability of solarization", low=0, high=1)
+    # Beyond the paper, for images without an up and for channels that are not colours; off unless asked for.
+    flip_vertical: float = option(0.0, "probability of an upside-down flip", low=0, high=1)
+    quarter_turn: float = option(
+        0.0, "probability of a turn by 0, 90, 180 or 270 degrees, each as likely", low=0, high=1
+    )
+    rotate: float = option(
+        0.0, "probability of a rotation by any angle; the crop is mirrored at its border", low=0, high=1
+    )
+    angle: float = option(15.0, "largest rotation to either side, in degrees", low=0, high=180)
+    channel_jitter: float = option(0.0, "probability that every channel changes on its own", low=0, high=1)
+    channel_brightness: float = option(0.4, "largest brightness change of a channel", low=0, high=1)
+    channel_contrast: float = option(0.4, "largest contrast change of a channel", low=0, high=1)
+    channel_drop: float = option(0.0, "probability that some channels are blackened, but never all", low=0, high=1)
+    drop_share: float = option(0.3, "largest share of the channels that is blackened; one at least", low=0, high=1)
+    noise: float = option(0.0, "probability of Gaussian noise", low=0, high=1)
+    deviation: float = option(0.1, "largest deviation of the noise, where white is 1", low=0, high=1)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""What a value of a config field may be: text, numbers and lists to the field's own type, within its range; and what
-fields must have in common."""
+"""What a value of a config field may be: text, numbers and lists to the field's own type, within its range, and in
+agreement with the other fields."""
 
 from __future__ import annotations
 

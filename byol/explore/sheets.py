@@ -44,8 +44,8 @@ def sheet(name: str, out: Path, preset: str, asked: dict[str, Any], images: int 
 
 def _recipe(source: Source, preset: str, asked: dict[str, Any], settled: dict[str, Any]) -> Config:
     first, _ = presets.compose(preset, asked, {})
-    if preset == "auto":
-        seen = facts(len(source), loader.sample(source), first, settled)
+    if presets.chooses(preset):
+        seen = facts(len(source), loader.sample(source), first, loader.names_of(source), settled)
         first = presets.compose(preset, asked, {}, "", seen)[0]
     return apply(first, settled)
 

@@ -55,6 +55,7 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> Facts:
             record.notes += [f"Colours of the pictures: {paint.words}."] * bool(paint.words)
             pictures[record.path]["views"] = samples.drawn_views(source, record.config, paint)
             pictures[record.path]["neighbours"] = samples.drawn_neighbours(record.path, source, paint)
+            pictures[record.path]["parts"] = record.encoder and samples.drawn_maps(source, record.encoder, paint)
         able = [record for record in members if record.encoder is not None]
         if able and images:
             _add_maps(able, source, images // len(groups), pictures, galleries, paint)

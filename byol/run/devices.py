@@ -51,9 +51,9 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
         settled = settle(found, config, values, {}).fields
         source = fitted(found, apply(config, settled).data)
         count, sample = len(source), loader.sample(source)
-    if preset != "auto":
+    if not presets.chooses(preset):
         return Composed(apply(config, settled), count, [])
-    known = facts(count, sample, config, settled)
+    known = facts(count, sample, config, settled=settled)
     if name != "here":
         device = cost.named(name, config)
         known = replace(
@@ -64,7 +64,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
             source=f"as reckoned for {name}",
             bf16=False,
         )
-    config, reasons = presets.compose("auto", values, {}, "", known)
+    config, reasons = presets.compose(preset, values, {}, "", known)
     return Composed(apply(config, settled), count, reasons)
 
 

@@ -267,13 +267,13 @@ def _choose(
         images = values.settle(found, request.config, asked.overrides, weights.settings)
     source = fitted(found, apply(request.config, images.fields, "images").data)
     overrides, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
-    if asked.preset == "auto":
+    if presets.chooses(asked.preset):
         from byol.run.facts import facts  # only here is anything measured
 
-        if stored and stored.request.preset == "auto":
+        if stored and stored.request.preset == asked.preset:
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
-        sample = loader.sample(source)
-        seen = replace(facts(len(source), sample, request.config, images.fields), weights=weights.resolution)
+        sample, names = loader.sample(source), loader.names_of(source)
+        seen = replace(facts(len(source), sample, request.config, names, images.fields), weights=weights.resolution)
     given = values.suited(weights.settings, images.fields.get("network.channels", 3))
     config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
     config = apply(config, images.fields, "images")
