@@ -80,7 +80,7 @@ def read(file: BinaryIO, image: int, max_megapixels: float, reading: Reading = R
 
 def _open(file: Bounded, max_megapixels: float) -> Opened:
     from pydicom.filereader import read_dataset, read_partial, read_preamble
-    from pydicom.tag import BaseTag
+    from pydicom.tag import BaseTag, Tag
 
     warnings.filterwarnings("ignore", module="pydicom")
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
@@ -105,7 +105,7 @@ def _open(file: Bounded, max_megapixels: float) -> Opened:
         return int(tag) in PIXELS
 
     file.seek(0)
-    header = read_partial(opened, at_pixels, force=False, specific_tags=list(KEPT))
+    header = read_partial(opened, at_pixels, force=False, specific_tags=[Tag(name) for name in KEPT])
     if not seen or seen[0][0] not in PIXELS:
         raise BadImage("a DICOM file without pixels", "DICOM without pixels")
     tag, vr, length = seen[0]
