@@ -32,6 +32,8 @@ KEPT = (
     *("BluePaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData", "BluePaletteColorLookupTableData"),
     *("GreenPaletteColorLookupTableData", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
 )
+SEQUENCES = tuple(name for name in KEPT if name.endswith("Sequence"))
+ITEM = b"\xfe\xff\x00\xe0"
 
 
 class Opened(NamedTuple):
@@ -145,7 +147,16 @@ def _checked(header: Any, place: Place, max_megapixels: float) -> Opened:
         raise BadImage(f"a DICOM file that claims {frames:,} frames", "a wrong number of frames")
     if room < frames:
         raise BadImage("truncated" if frames == 1 else f"truncated: {frames:,} frames are claimed", "truncated")
+    _check_sequences(header, frames)
     return Opened(header, syntax, place.keyword, place.vr, place.start, frames, channels, height, width)
+
+
+def _check_sequences(header: Any, frames: int) -> None:
+    """Refuses sequences of more items than frames can want: they are taken apart one by one when they are used."""
+    for name in SEQUENCES:
+        value = getattr(header.get_item(name), "value", None) if name in header else None
+        if isinstance(value, bytes) and value.count(ITEM) > 1000 + 100 * frames:
+            raise BadImage(f"a DICOM file of {value.count(ITEM):,} items about its frames", "damaged DICOM")
 
 
 def _decoded(file: Bounded, found: Opened, image: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from byol.data.formats.format import (
     Reading,
     check_image,
     check_size,
+    check_unpacked,
     guarded,
     product,
     stored,
@@ -25,8 +26,6 @@ from byol.data.source import BadImage
 
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}  # of a volume whose axes lead right, forward and up
 MODALITIES = 16  # a fourth axis up to this long holds channels; a longer one, such as time, further volumes
-MOST_UNPACKED = 1 << 30  # bytes of a .nii.gz, which has to be unpacked up to the slice that is asked for
-COLOURS = {"RGB": 3, "RGBA": 3}
 PIECE = 1 << 20
 
 
@@ -91,10 +90,7 @@ def _length(file: BinaryIO) -> int:
 
 
 def _most(volume: Volume) -> int:
-    if volume.total > MOST_UNPACKED:
-        raise BadImage(
-            f"it would unpack to {volume.total / 1e9:.3g} GB: unpack it to .nii first", "too large when unpacked"
-        )
+    check_unpacked(volume.total, ".nii")
     return volume.total
 
 
