@@ -122,7 +122,8 @@ def guarded(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def around(look: Callable[P, T]) -> Callable[P, T]:
         def guard(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                return look(*args, **kwargs)
+                with np.errstate(all="ignore"):  # numbers that are not finite are filled, and not worth a warning
+                    return look(*args, **kwargs)
             except (BadImage, UsageError):
                 raise
             except MemoryError:
@@ -189,8 +190,7 @@ def stored(values: np.ndarray, invalid: np.ndarray | None = None) -> np.ndarray:
     Pixels that are not finite or that `invalid` marks take the mean of their channel's other pixels in this image (0 if
     there are none), which neither stretches the range nor shifts the mean.
     """
-    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and filled
-        found = np.ascontiguousarray(values, dtype=stored_type(values.dtype))
+    found = np.ascontiguousarray(values, dtype=stored_type(values.dtype))
     if found.dtype == np.float32:
         infinite = ~np.isfinite(found)
         invalid = infinite if invalid is None else infinite | invalid

@@ -135,3 +135,44 @@ def examples() -> dict[str, bytes]:
         "nii.gz": nifti(numbers((9, 7, 5), "int16"), packed=True),
         "h5": hdf5({"images": np.stack([stack, stack[::-1]])}, chunks=(1, 5, 9, 7), compression="gzip", shuffle=True),
     }
+
+
+def seeds(name: str) -> list[bytes]:
+    """Sound files of one ending for fuzzing, which between them take every way through its reader."""
+    import pydicom
+
+    stack, volume = numbers((5, 9, 7), "uint16"), numbers((9, 7, 5), "int16")
+    if name == "npy":
+        return [npy(stack), npy(np.asfortranarray(stack[0])), npy(numbers((2, 9, 7, 3), "f4"))]
+    if name == "npz":
+        return [npz(image=stack), npz(images=numbers((2, 9, 7, 3), "u1"), labels=np.arange(2))]
+    if name == "tif":
+        grey = {"photometric": "miniswhite", "extratags": [(42113, "s", 0, "7", True)]}
+        ways: list[dict[str, Any]] = [
+            {"compression": "deflate", "tile": (16, 16)},
+            {"compression": "lzw", "predictor": True},
+        ]
+        ways += [{"compression": "packbits", "planarconfig": "contig"}, {"compression": "zstd", "bigtiff": True}]
+        pages = tiff(np.stack([stack[:1], stack[1:2]]), compression="lzma", byteorder=">")
+        palette = tiff(numbers((1, 9, 7), "u1"), photometric="palette", colormap=numbers((3, 256), "u2"))
+        return [*(tiff(stack, **way) for way in ways), pages, palette, tiff(stack[:1], **grey)]
+    if name == "dcm":
+        packed = dicom_header(numbers((9, 7), "u2"))
+        packed.compress(pydicom.uid.RLELossless)
+        scale, group = pydicom.Dataset(), pydicom.Dataset()
+        scale.RescaleSlope, scale.RescaleIntercept, scale.RescaleType = 2, 10, "HU"
+        group.PixelValueTransformationSequence = [scale]
+        frames = dicom(numbers((2, 9, 7), "i2"), SharedFunctionalGroupsSequence=[group], PixelPaddingValue=3)
+        implicit = {"syntax": pydicom.uid.ImplicitVRLittleEndian, "PhotometricInterpretation": "MONOCHROME1"}
+        return [
+            examples()["dcm"],
+            saved(packed),
+            frames,
+            dicom(numbers((9, 7, 3), "u1")),
+            dicom(numbers((9, 7), "u1"), **implicit),
+        ]
+    if name in ("nii", "nii.gz"):
+        packed = name == "nii.gz"
+        return [nifti(volume, packed), nifti(numbers((9, 7, 5, 2), "f4"), packed, second=True)]
+    plain = hdf5({"images": numbers((2, 9, 7), "f4"), "labels": np.arange(2)})
+    return [examples()["h5"], plain, hdf5({"a/b": numbers((2, 9, 7), "u1")}, fletcher32=True, chunks=(1, 4, 4))]
