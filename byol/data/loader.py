@@ -167,6 +167,11 @@ def sample(source: Source) -> list[Tensor]:
     return [image for _, image in readable(source, _spread(source))]
 
 
+def names_of(source: Source) -> list[str]:
+    """Of the images that `sample` reads."""
+    return [source.describe(index) for index in _spread(source)]
+
+
 def sample_sizes(source: Source) -> list[tuple[int, int]]:
     """(height, width) of some images spread over the source."""
     return [(image.shape[1], image.shape[2]) for image in sample(source)]

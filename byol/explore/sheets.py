@@ -36,9 +36,11 @@ def sheet(name: str, out: Path, preset: str, values: dict[str, Any], images: int
 
 def _recipe(source: Source, preset: str, values: dict[str, Any]) -> Config:
     first, _ = presets.compose(preset, values, {})
-    if preset != "auto":
+    if not presets.chooses(preset):
         return first
-    return presets.compose(preset, values, {}, "", facts(len(source), loader.sample(source), first))[0]
+    return presets.compose(
+        preset, values, {}, "", facts(len(source), loader.sample(source), first, loader.names_of(source))
+    )[0]
 
 
 def _some(source: Source, count: int) -> list[Tensor]:

@@ -46,7 +46,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
     if seen.data:
         source = data.open_source(seen.data, config.data)
         count, sample = len(source), loader.sample(source)
-    if preset != "auto":
+    if not presets.chooses(preset):
         return Composed(config, count, [])
     known = facts(count, sample, config)
     if name != "here":
@@ -59,7 +59,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
             source=f"as reckoned for {name}",
             bf16=False,
         )
-    config, reasons = presets.compose("auto", values, {}, "", known)
+    config, reasons = presets.compose(preset, values, {}, "", known)
     return Composed(config, count, reasons)
 
 

@@ -257,12 +257,15 @@ def _choose(
         return before, stored.reasons, _machine(stored, before)
     weights.refuse_contradictions(asked.overrides)
     values, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
-    if asked.preset == "auto":
+    if presets.chooses(asked.preset):
         from byol.run.facts import facts  # only here is anything measured
 
-        if stored and stored.request.preset == "auto":
+        if stored and stored.request.preset == asked.preset:
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
-        seen = replace(facts(len(source), loader.sample(source), request.config), weights=weights.resolution)
+        seen = replace(
+            facts(len(source), loader.sample(source), request.config, loader.names_of(source)),
+            weights=weights.resolution,
+        )
     config, reasons = presets.compose(asked.preset, values, kept, record.NAME, seen, weights.settings)
     return config, reasons, _machine(stored, before) if stored else machine.choose(config)
 

@@ -17,15 +17,20 @@ from torch import Tensor
 from byol import method, views
 from byol.config import Config
 from byol.crops import shrink
+from byol.kinds import Look, recognized, suffixes_of
 from byol.presets import Facts
 from byol.run import cost, machine
 
 TIMED_IMAGES = 16
+FLAT_RANGE = 0.05  # of an image's range: what is next to its lowest value
+GREY_RANGE = 0.02  # of the highest value, by which channels of a grey image differ at most
 
 
-def facts(images: int, sample: Sequence[Tensor], config: Config) -> Facts:
-    """Of this many images, some of which are the sample, uint8 (3, H, W); before anything is chosen."""
+def facts(images: int, sample: Sequence[Tensor], config: Config, names: Sequence[str] = ()) -> Facts:
+    """Of this many images, some of which are the sample (C, H, W), and their names; before anything is chosen."""
     place = machine.choose(config)
+    look = look_at(sample, names)
+    kind = recognized(look)
     sides = [min(image.shape[1:]) for image in sample]
     return Facts(
         images=images,
@@ -35,7 +40,25 @@ def facts(images: int, sample: Sequence[Tensor], config: Config) -> Facts:
         accelerator=place.device.type != "cpu",
         seconds=partial(seconds_an_image, list(sample[:TIMED_IMAGES])),
         bf16=place.device.type == "cpu" and place.precision == "bf16",
+        channels=look.channels,
+        kind=kind.kind,
+        kind_why=kind.why,
     )
+
+
+def look_at(sample: Sequence[Tensor], names: Sequence[str]) -> Look:
+    """What the kind of images is told by: channels, colour, bits, empty ground, and what the files are called."""
+    if not sample:
+        return Look()
+    flat, grey, bits = [], [], 8
+    for image in sample:
+        values = image.float()
+        low, high = values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)
+        flat.append((values <= low + FLAT_RANGE * (high - low)).float().mean().item())
+        grey.append(float((values - values[:1]).abs().max() <= GREY_RANGE * float(high.max())))
+        bits = max(bits, 8 * image.element_size())
+    channels = int(np.median([len(image) for image in sample]))
+    return Look(channels, float(np.mean(grey)), bits, float(np.median(flat)), suffixes_of(names))
 
 
 def seconds_an_image(sample: Sequence[Tensor], config: Config) -> float:
