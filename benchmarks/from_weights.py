@@ -277,7 +277,7 @@ def answers(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
 
 
 def cells(cifar: Path, flowers: Path, count: Mapping[str, int], voc: Path) -> None:
-    """fit and predict on the annotated blood cells of BCCD beside the protocol; a quarter of the photographs is test."""
+    """fit and predict on the annotated blood cells of BCCD beside the protocol; a quarter of the photos is test."""
     began = time.process_time()
     first = start(cifar / "train", count["cifar"])
     folder, alone = crops(voc, RUNS / "cells"), {"data.workers": 0}
