@@ -26,6 +26,6 @@ FORMATS = {
     "dicom": Format("DICOM", "dicom", "pydicom", dicom.describe, dicom.read),
     "nii": Format("NIfTI", "nifti", "nibabel", nifti.describe, nifti.read),
     "nii.gz": Format("NIfTI", "nifti", "nibabel", nifti.describe_gz, nifti.read_gz),
-    "h5": Format("HDF5", "hdf5", "h5py", hdf5.describe, hdf5.read),
-    "hdf5": Format("HDF5", "hdf5", "h5py", hdf5.describe, hdf5.read),
+    "h5": Format("HDF5", "hdf5", "pyfive", hdf5.describe, hdf5.read),
+    "hdf5": Format("HDF5", "hdf5", "pyfive", hdf5.describe, hdf5.read),
 }

@@ -91,10 +91,8 @@ def _page(file: Bounded, place: int, max_megapixels: float) -> TiffPage:
             f"a TIFF compressed as {name:.20}, not read here: save it with deflate", "a compression not read"
         )
     if page.dtype is None or page.imagedepth != 1 or page.tiledepth != 1:
-        depth = f"{page.bitspersample} bits of sample format {int(page.sampleformat)}"
-        raise BadImage(
-            f"a TIFF of {depth}, which is not read: save it as 8 or 16 bits or as float32", "values not read"
-        )
+        depth = f"{page.bitspersample!s:.20} bits of sample format {page.sampleformat!s:.20}"
+        raise BadImage(f"a TIFF of {depth}, not read here: save it as 8 or 16 bits or as float32", "values not read")
     samples, itemsize = page.samplesperpixel, page.dtype.itemsize
     check_size("TIFF", samples, page.imagelength, page.imagewidth, itemsize, max_megapixels)
     height, width = (page.tilelength, page.tilewidth) if page.is_tiled else (1, page.imagewidth)

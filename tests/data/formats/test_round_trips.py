@@ -221,3 +221,19 @@ def test_every_ending_has_an_example_and_a_name() -> None:
     assert format_of("a.b/Scan.NII.GZ") is FORMATS["nii.gz"]
     assert format_of(b"x.TIFF") is FORMATS["tiff"]
     assert format_of("x.gz") is format_of("npy") is format_of("photo.jpg") is None
+
+
+def test_hdf5_of_the_newest_kind() -> None:
+    """Breaks if an index of chunks that is not read is called damage, or arrays of one piece are refused with it."""
+    import h5py
+
+    stack = numbers((3, 6, 5), "u2")
+    for options in ({}, {"chunks": (1, 6, 5)}):
+        content = io.BytesIO()
+        with h5py.File(content, "w", libver="latest") as file:
+            file.create_dataset("a", data=stack, **options)
+        if options:
+            with pytest.raises(BadImage, match="without libver='latest'"):
+                values_of("h5", content.getvalue())
+        else:
+            same(values_of("h5", content.getvalue(), 2), stack[2:])
