@@ -77,7 +77,7 @@ def read(file: BinaryIO, image: int, max_megapixels: float, reading: Reading = R
         return stored(colours.transpose(2, 0, 1))
     if photometric not in GREY:
         return stored(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None])
-    return shown(pixels, found.header, image, reading.window)[None]
+    return shown(pixels, found.header, image, reading.voi)[None]
 
 
 def _open(file: Bounded, max_megapixels: float) -> Opened:

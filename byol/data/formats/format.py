@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import BinaryIO, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -40,7 +41,7 @@ class Reading(NamedTuple):
 
     axes: str = "auto"  # of arrays: a letter an axis, N for images, C for channels, Y for rows and X for columns
     slices: Literal["axial", "coronal", "sagittal"] = "axial"  # of volumes
-    window: str = "file"  # of DICOM: "file", "none" or CENTRE/WIDTH
+    voi: str = "file"  # of DICOM, its window: "file", "none" or CENTRE/WIDTH
     array: str = ""  # name of the array in a .npz or HDF5 file; empty: the only one
 
 
@@ -61,13 +62,17 @@ class Format(NamedTuple):
     describe: Describe
     read: Read
 
+    def installed(self) -> bool:
+        return not self.extra or _found(self.module)
+
     def check(self) -> None:
         """An error that says what to install, unless it is there."""
-        if self.extra and not installed(self.module):
+        if not self.installed():
             raise UsageError(f"Reading {self.name} files needs more packages: pip install 'byol[{self.extra}]'.")
 
 
-def installed(module: str) -> bool:
+@cache
+def _found(module: str) -> bool:
     return find_spec(module) is not None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
+from byol.data.decode import ORIENTATION, STRAIGHT, TURNS
 from byol.data.formats.format import Bounded, Described, Reading, check_image, check_size, guarded, stored, stored_type
 from byol.data.source import BadImage
 
@@ -129,7 +130,21 @@ def describe(file: BinaryIO, max_megapixels: float, reading: Reading = Reading()
     coloured = _palette(page) is not None
     values = "uint16" if coloured else stored_type(cast(np.dtype, page.dtype))
     channels = 3 if coloured else len(_kept(page))
-    return Described("TIFF", len(places), channels, page.imagelength, page.imagewidth, values)
+    sides = (page.imagelength, page.imagewidth)
+    height, width = sides[::-1] if _turn(page)[0] else sides
+    return Described("TIFF", len(places), channels, height, width, values)
+
+
+def _turn(page: TiffPage) -> tuple[bool, bool, bool]:
+    """Whether rows and columns are to be swapped, then rows flipped, then columns, for the image to stand upright."""
+    tag: Any = page.tags.get(ORIENTATION)
+    return TURNS.get(tag.value, STRAIGHT) if tag is not None and isinstance(tag.value, int) else STRAIGHT
+
+
+def _upright(planes: np.ndarray, page: TiffPage) -> np.ndarray:
+    swap, rows, columns = _turn(page)
+    planes = planes.swapaxes(1, 2) if swap else planes
+    return planes[:, :: -1 if rows else 1, :: -1 if columns else 1]
 
 
 @guarded("TIFF")
@@ -147,7 +162,7 @@ def read(file: BinaryIO, image: int, max_megapixels: float, reading: Reading = R
     stored_type(cast(np.dtype, page.dtype))
     separate, _, height, width, samples = page.shaped
     values = page.asarray(maxworkers=1).reshape(separate, height, width, samples)
-    planes = values[..., 0] if separate > 1 else values[0].transpose(2, 0, 1)
+    planes = _upright(values[..., 0] if separate > 1 else values[0].transpose(2, 0, 1), page)
     if palette is not None:
         return stored(palette[:, planes[0]])
     planes = planes[kept]

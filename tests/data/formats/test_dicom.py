@@ -38,7 +38,7 @@ def test_units_of_the_modality(kind: str, syntax: Any) -> None:
     """Breaks if slope, intercept, sign, byte order or the kind of header changes a value."""
     options = {"syntax": syntax} if syntax else {}
     content = dicom(numbers((9, 7), kind), **RESCALED, **options)
-    found = values_of("dcm", content, window="none")
+    found = values_of("dcm", content, voi="none")
     assert found.dtype == np.float32
     assert np.array_equal(found[0], pydicoms(content).astype(np.float32))
     assert described("dcm", content) == ("DICOM", 1, 1, 9, 7, "float32")
@@ -57,7 +57,7 @@ def test_windows(function: str, centre: float, width: float) -> None:
     assert np.allclose(values_of("dcm", content)[0], expected, atol=1e-6)
     given = dicom(pixels, **RESCALED, WindowCenter=1, WindowWidth=3)
     if function == "LINEAR":
-        assert np.allclose(values_of("dcm", given, window=f"{centre}/{width}")[0], expected, atol=1e-6)
+        assert np.allclose(values_of("dcm", given, voi=f"{centre}/{width}")[0], expected, atol=1e-6)
 
 
 def test_inverted_grey_is_dark_where_values_are_large() -> None:
@@ -68,7 +68,7 @@ def test_inverted_grey_is_dark_where_values_are_large() -> None:
         pixels, BitsStored=12, HighBit=11, WindowCenter=2000, WindowWidth=3000, PhotometricInterpretation="MONOCHROME1"
     )
     assert np.allclose(values_of("dcm", dark), 1 - values_of("dcm", plain), atol=1e-6)
-    assert np.array_equal(values_of("dcm", dark, window="none")[0], 4095 - pixels.astype(np.float32))
+    assert np.array_equal(values_of("dcm", dark, voi="none")[0], 4095 - pixels.astype(np.float32))
 
 
 def test_without_a_window_and_with_padding() -> None:
@@ -92,7 +92,7 @@ def test_look_up_tables() -> None:
         "US",
     )
     content = dicom(pixels, ModalityLUTSequence=[table])
-    assert np.array_equal(values_of("dcm", content, window="none")[0], pydicoms(content).astype(np.float32))
+    assert np.array_equal(values_of("dcm", content, voi="none")[0], pydicoms(content).astype(np.float32))
     assert not np.array_equal(pydicoms(content), pixels)
     voi = pydicom.Dataset()
     voi.LUTDescriptor, voi.LUTData = [256, 0, 12], (np.arange(256, dtype="<u2") * 16).tobytes()
@@ -116,7 +116,7 @@ def test_frames_and_what_they_have_of_their_own() -> None:
     assert described("dcm", content).images == 4
     for number in range(4):
         expected = (pixels[number] * 2.5 - 1024).astype(np.float32)
-        assert np.array_equal(values_of("dcm", content, number, window="none")[0], expected)
+        assert np.array_equal(values_of("dcm", content, number, voi="none")[0], expected)
     groups = []
     for number in range(4):
         scale, group = pydicom.Dataset(), pydicom.Dataset()
@@ -126,7 +126,7 @@ def test_frames_and_what_they_have_of_their_own() -> None:
     content = dicom(pixels, PerFrameFunctionalGroupsSequence=groups)
     for number in range(4):
         expected = (pixels[number].astype(float) * (number + 1) + 10 * number).astype(np.float32)
-        assert np.array_equal(values_of("dcm", content, number, window="none")[0], expected)
+        assert np.array_equal(values_of("dcm", content, number, voi="none")[0], expected)
 
 
 def test_colours_and_compressed_frames() -> None:
@@ -138,7 +138,7 @@ def test_colours_and_compressed_frames() -> None:
         assert np.array_equal(values_of("dcm", dicom(pixels), number), pixels[number].transpose(2, 0, 1))
     grey = dicom_header(numbers((9, 7), "u2"))
     grey.compress(RLELossless)
-    assert np.array_equal(values_of("dcm", saved(grey), window="none")[0], numbers((9, 7), "u2").astype(np.float32))
+    assert np.array_equal(values_of("dcm", saved(grey), voi="none")[0], numbers((9, 7), "u2").astype(np.float32))
     smooth = (np.add.outer(np.arange(32), np.arange(24)) * 4).astype("u1")
     for name, syntax in (("JPEG", JPEGBaseline8Bit), ("JPEG2000", JPEG2000Lossless)):
         frame = io.BytesIO()
@@ -147,7 +147,7 @@ def test_colours_and_compressed_frames() -> None:
         header.file_meta.TransferSyntaxUID = syntax
         header.PixelData = encapsulate([frame.getvalue()])
         header["PixelData"].is_undefined_length = True
-        found = values_of("dcm", saved(header), window="none")[0]
+        found = values_of("dcm", saved(header), voi="none")[0]
         assert np.array_equal(found, pydicoms(saved(header)).astype(np.float32))
         header.Rows = 16  # the frame unpacks to more than the header says
         with pytest.raises(BadImage, match="another size"):

@@ -91,6 +91,10 @@ def test_tiff_meanings() -> None:
     four = numbers((4, 9, 7), "u2")
     same(values_of("tif", files.tiff(four, photometric="rgb", extrasamples=["unassalpha"])), four[:3])
     same(values_of("tif", files.tiff(four, photometric="rgb", extrasamples=["unspecified"])), four)
+    for number, turned in ((3, four[:, ::-1, ::-1]), (6, four.swapaxes(1, 2)[:, :, ::-1])):
+        content = files.tiff(four, extratags=[(274, 3, 1, number, True)])
+        same(values_of("tif", content), turned)
+        assert described("tif", content)[3:5] == turned.shape[1:]
     twelve = io.BytesIO()
     tifffile.imwrite(twelve, grey[0] >> 4, bitspersample=12, photometric="minisblack", metadata=None)
     same(values_of("tif", twelve.getvalue()), grey >> 4)
