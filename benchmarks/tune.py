@@ -14,6 +14,7 @@ that its choice loses.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from fast import scores
 from PIL import Image, ImageDraw
+from scipy.stats import spearmanr
 
 from byol import data
 from byol.config import Config, Data, Network, Optim, Runtime
@@ -39,6 +41,7 @@ from byol.tune.measures import few_labels
 
 RECORD = Path("results/tune-calibration.json")
 SIDE, TRAIN, TEST = 48, 1600, 600
+FEWEST = 4  # policies of a domain and seed that are summed up
 PHOTOS = ("cifar10-jpeg", "flowers5", "imagenette-subset")
 POLICIES = (
     *("usual", "no flip", "turns", "geometry", "no colour", "crops alone", "whole images", "strong", "small crops"),
@@ -48,14 +51,21 @@ POLICIES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("tune"))
+    parser.add_argument("--images", type=Path, default=Path("images"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--domains", nargs="+", default=["glyphs", "textures", *PHOTOS])
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--summary", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.summary:
+        kept = read_json(RECORD)
+        kept["summary"] = summary(kept["cells"])
+        write_json(RECORD, kept)
+        print(json.dumps(kept["summary"], indent=1))
+        return
     for seed in asked.seeds:
         for name in asked.policies:
             for domain in asked.domains:
@@ -229,6 +239,51 @@ def score(kept: dict, key: dict, encoder: Encoder, folder: Path, cpu: float, sec
     )
     write_json(RECORD, kept)
     print(key, found, accuracy, round(cpu, 1), round(time.process_time() - began, 1), flush=True)
+
+
+def summary(cells: list[dict]) -> dict:
+    """Over all domains and seeds: rank correlation with linear accuracy, and points lost against the best policy.
+
+    `default` always takes the usual views, `random` any policy. `held out` is what a judge loses on a domain when the
+    measure is the one that loses least on all other domains: measures of one kind, without labels.
+    """
+    groups: dict[tuple[str, int], dict[str, dict]] = {}
+    for cell in cells:
+        if cell["policy"] != "untrained":
+            groups.setdefault((cell["domain"], cell["seed"]), {})[cell["policy"]] = cell
+    groups = {key: group for key, group in groups.items() if len(group) >= FEWEST}
+    names = list(next(iter(groups.values()))["usual"]["measures"])
+    lost: dict[str, dict[str, list[float]]] = {name: {} for name in (*names, "default", "random")}
+    ordered: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    for (domain, _), group in groups.items():
+        accuracy = {policy: 100 * cell["accuracy"]["linear"] for policy, cell in group.items()}
+        best, values = max(accuracy.values()), list(accuracy.values())
+        for name in names:
+            own = {policy: cell["measures"][name] for policy, cell in group.items()}
+            lost[name].setdefault(domain, []).append(best - accuracy[max(own, key=own.__getitem__)])
+            found = spearmanr(list(own.values()), values).statistic if len(set(own.values())) > 1 else 0.0
+            ordered[name].setdefault(domain, []).append(float(found))
+        lost["default"].setdefault(domain, []).append(best - accuracy["usual"])
+        lost["random"].setdefault(domain, []).append(best - float(np.mean(values)))
+    free = [name for name in names if not name.startswith("labels")]
+    held = {}
+    for domain in lost["default"]:
+        others = {name: [x for d, v in lost[name].items() if d != domain for x in v] for name in free}
+        chosen = min(free, key=lambda name: float(np.mean(others[name] or [0.0])))
+        held[domain] = [chosen, round(float(np.mean(lost[chosen][domain])), 2)]
+    return {
+        "groups": {f"{domain} seed {seed}": len(group) for (domain, seed), group in groups.items()},
+        "correlation": {name: digest(by_domain) for name, by_domain in ordered.items()},
+        "regret": {name: digest(by_domain) for name, by_domain in lost.items()},
+        "held out": held,
+    }
+
+
+def digest(by_domain: dict[str, list[float]]) -> dict[str, float]:
+    """The mean of each domain, of all, and the largest."""
+    every = [value for values in by_domain.values() for value in values]
+    means = {domain: round(float(np.mean(values)), 2) for domain, values in by_domain.items()}
+    return {**means, "mean": round(float(np.mean(every)), 2), "largest": round(max(every), 2)}
 
 
 if __name__ == "__main__":
