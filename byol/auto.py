@@ -149,7 +149,8 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     steps = passes * facts.images / batch
     each = timing.seconds * batch
     step = f"{1000 * each:.3g} ms" if each < 1 else f"{each:.3g} s"
-    why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {timing.budget / 60:.3g} minutes"
+    minutes = f"{timing.budget / 60:.3g} minute{'s' * (timing.budget != 60)}"
+    why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {minutes}"
     choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol import data
+from byol.crops import center_crop
 from byol.data.loader import worker_count
 from byol.data.source import Source
 from byol.errors import BadData, UsageError
@@ -26,6 +27,7 @@ from byol.run.progress import bar, tell
 
 SHOWN = 12  # images of the picture
 CELL = 128  # px
+COLUMNS = ("image", "components", "over it")
 TAILS = 0.01  # of the places whose components may be cut off, at either end
 
 
@@ -59,9 +61,20 @@ def write_maps(
         _header(file, len(kept), shape)  # as long as the first: numpy leaves room for any number of rows
     write_json(out.with_suffix(".json"), _facts(source, kept))
     if sheet and shown:
-        draw(placed(sheet), shown)
+        pictures.sheet(placed(sheet), overlaid(shown), list(COLUMNS), (CELL, CELL))
     left_out = f"; {len(source) - len(kept)} could not be read" if len(kept) < len(source) else ""
     tell(f"{out}: {len(kept)} maps of {shape[0]} features at {shape[1]} x {shape[2]} places{left_out}")
+
+
+def few(encoder: Encoder, images: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Centre crops of a few images uint8 (3, H, W), and their maps; none for an encoder that has no map."""
+    if not isinstance(encoder.module, ResNet) or not images:
+        return []
+    pixels = torch.stack([(center_crop(image, encoder.resolution) * 255).round().to(torch.uint8) for image in images])
+    with frozen(encoder) as module:
+        assert isinstance(module, ResNet)
+        maps = represent(module.features, pixels, encoder.config, replace(encoder.place, precision="float32"))
+    return list(zip(pixels, maps, strict=True))
 
 
 def mapped(encoder: Encoder, source: Source) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
@@ -116,12 +129,13 @@ def components(maps: Tensor) -> Tensor:
     return scaled.reshape(count, height, width, 3).permute(0, 3, 1, 2).float()
 
 
-def draw(out: Path, shown: list[tuple[Tensor, Tensor]]) -> None:
-    """A row an image: itself, the components as red, green and blue, and these laid over it."""
+def overlaid(shown: Sequence[tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
+    """Centre crops uint8 (3, S, S) and their maps → a row each, in [0, 1]: the image, the components as red, green and
+    blue, and these laid over it."""
     colours = components(torch.stack([maps for _, maps in shown]))
     rows = []
     for (pixels, _), colour in zip(shown, colours, strict=True):
         image = pixels.float() / 255
         large = F.interpolate(colour[None], size=image.shape[-2:], mode="nearest")[0]
         rows.append([image, large, 0.4 * image + 0.6 * large])
-    pictures.sheet(out, rows, ["image", "components", "over it"], (CELL, CELL))
+    return rows

@@ -52,6 +52,7 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> Facts:
         for record in members:
             pictures[record.path]["views"] = samples.drawn_views(source, record.config)
             pictures[record.path]["neighbours"] = samples.drawn_neighbours(record.path, source)
+            pictures[record.path]["parts"] = record.encoder and samples.drawn_maps(source, record.encoder)
         able = [record for record in members if record.encoder is not None]
         if able and images:
             _add_maps(able, source, images // len(groups), pictures, galleries)

@@ -1,5 +1,5 @@
-"""Pictures of one run: views T and T′ of its images with what was drawn for each view, and nearest neighbours at each
-look of the monitor."""
+"""Pictures of one run: views T and T′ of its images with what was drawn for each view, nearest neighbours at each look
+of the monitor, and what the encoder tells apart within an image."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from byol.config import Config, Views
 from byol.data.loader import readable
 from byol.data.source import Source
 from byol.errors import DiskError
+from byol.evals import maps
+from byol.evals.encoder import Encoder
 from byol.report.gallery import choose, found_by_name
 from byol.report.tiles import sheets, side_for, tile
 from byol.run import monitor
@@ -30,9 +32,7 @@ BUDGET = 900_000  # characters of each kind of picture
 
 def drawn_views(source: Source, config: Config) -> dict[str, Any] | None:
     """A row for each image: itself, then pairs of T and T′ as steps 0, 1, … of a run would draw them."""
-    spread = choose(source, 4 * IMAGES)
-    order = [int(i) for start in range(4) for i in spread[start::4]]  # from all classes, not the first few
-    images = list(islice(readable(source, order), IMAGES))
+    images = _few(source)
     if not images:
         return None
     size = config.data.resolution
@@ -51,6 +51,34 @@ def drawn_views(source: Source, config: Config) -> dict[str, Any] | None:
                 row.append({"kind": kind, "tile": len(tiles) - 1, "text": in_words(own, image, visible)})
         rows.append(row)
     return {"sheet": sheets(tiles, BUDGET), "rows": rows}
+
+
+def _few(source: Source) -> list[tuple[int, Tensor]]:
+    """From all classes, not the first few."""
+    spread = choose(source, 4 * IMAGES)
+    order = [int(i) for start in range(4) for i in spread[start::4]]
+    return list(islice(readable(source, order), IMAGES))
+
+
+def drawn_maps(source: Source, encoder: Encoder) -> dict[str, Any] | None:
+    """A row for each image: itself, the first three principal components of its feature map, and these over it."""
+    images = _few(source)
+    shown = maps.few(encoder, [image for _, image in images])
+    if not all(bool(found.isfinite().all()) for _, found in shown) or not shown:
+        return None
+    side = side_for(encoder.resolution, LARGEST_VIEW)
+    tiles: list[Tensor] = []
+    rows = []
+    for (index, _), pictures in zip(images, maps.overlaid(shown), strict=True):
+        rows.append(
+            [
+                {"kind": kind, "tile": len(tiles) + place, "text": source.describe(index)}
+                for place, kind in enumerate(maps.COLUMNS)
+            ]
+        )
+        tiles += [tile((picture * 255).round().to(torch.uint8), side) for picture in pictures]
+    _, _, height, width = shown[0][1][None].shape
+    return {"sheet": sheets(tiles, BUDGET), "rows": rows, "places": [height, width]}
 
 
 def in_words(draw: views.Draw, image: Tensor, config: Views) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -28,12 +30,13 @@ def read(place: str) -> Given:
 
 
 def _timm(name: str) -> tuple[nn.Module, Config]:
-    """timm's own pretrained weights, from its cache or from where timm finds them."""
+    """timm's own pretrained weights, from its cache or from where timm finds them, none of which is run."""
     networks.check_timm(name)
     import timm
 
     try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0)
+        with mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+            model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # whatever the many ways to a file on the hub raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise UsageError(
