@@ -17,14 +17,29 @@ T = TypeVar("T")
 MOST_STEPS = 999_999_999  # the name of a checkpoint has nine digits for its step
 
 
-def option(default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False) -> T:
-    """A config field: its default, its help text, its range, and whether a run may go on when it has changed."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "on_resume": on_resume})
+def option(
+    default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False, auto: Any = None
+) -> T:
+    """A config field: its default, its help text, its range, whether a run may go on when it has changed, and the value
+    that the word auto stands for."""
+    told = {"help": help, "low": low, "high": high, "on_resume": on_resume}
+    return field(default=default, metadata=told if auto is None else {**told, "auto": auto})
 
 
 @dataclass(frozen=True)
 class Data:
     resolution: int = option(224, "side of the square views, in pixels", low=8, high=2048)
+    channels: int = option(
+        0, "channels of an image; 0 or auto: as many as the images have, 3 for 8-bit pictures", low=0, high=4096, auto=0
+    )
+    range: str = option(
+        "auto",
+        "values that become 0 and 1: auto (by the images), 8-bit, dtype, percentiles, or LOW,HIGH, for each channel "
+        "LOW,HIGH;LOW,HIGH;…",
+    )
+    bands: str = option(
+        "", "channels drawn as red, green and blue, such as 4,3,2; principal components if empty", on_resume=True
+    )
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
     shrink: int = option(0, "short side to which larger images are shrunk, smoothly, first; 0: none", low=0, high=2**16)
     in_memory: Literal["auto", "always", "never"] = option(
@@ -106,17 +121,23 @@ class Views:
     border: Literal["zero", "reflect"] = option(
         "zero", "what the blur sees outside the image; the reference code: zero"
     )
-    mean: tuple[float, float, float] = option(
-        (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)", low=-1000, high=1000
+    mean: tuple[float, ...] = option(
+        (0.485, 0.456, 0.406),
+        "each channel's mean, subtracted from the views (ImageNet's); auto, and images other than 8-bit colours unless "
+        "it is given: measured",
+        low=-1000,
+        high=1000,
+        auto=(),
     )
-    std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "colour deviation the views are divided by", low=1e-6, high=1000
+    std: tuple[float, ...] = option(
+        (0.229, 0.224, 0.225), "deviation that views are divided by; likewise", low=1e-6, high=1000, auto=()
     )
 
 
 @dataclass(frozen=True)
 class Network:
     encoder: str = option("resnet50", "resnet18|34|50|101|152|200, or timm:NAME")
+    channels: int = option(3, "channels of the encoder's input; follows data.channels and the images", low=1, high=4096)
     width: float = option(1.0, "multiplies every channel count of the ResNet", low=0.01, high=16)
     small_images: bool = option(False, "3x3 stem without stride or pooling, for images of 32-64 px")
     zero_init_last: bool = option(False, "start the last batch norm of each block at 0 (today's Haiku; the paper: 1)")

@@ -10,9 +10,13 @@ from typing import Any, Literal, get_args, get_origin
 from byol.config import Config, Network, View
 from byol.errors import UsageError, nearest
 
+RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
+
 
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
     """The value in the type of its field; a `UsageError` says where it has another, or is out of range."""
+    if "auto" in metadata and (value == "auto" or (isinstance(value, list | tuple) and list(value) in ([], ["auto"]))):
+        return metadata["auto"]
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
@@ -65,8 +69,25 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
 
 
+def bounds(text: str, origin: str = "config") -> tuple[tuple[float, float], ...]:
+    """The pairs of data.range, one for all channels or one for each; none for a word."""
+    if text in RANGES:
+        return ()
+    try:
+        pairs = [tuple(float(number) for number in pair.split(",")) for pair in text.split(";")]
+    except ValueError:
+        pairs = []
+    if not pairs or not all(len(p) == 2 and all(map(math.isfinite, p)) and p[0] < p[1] for p in pairs):
+        raise UsageError(
+            f"{origin}: data.range must be {', '.join(RANGES)} or two rising numbers such as 0,4095, with a "
+            f"semicolon between those of different channels, not {text[:80]!r}."
+        )
+    return tuple((low, high) for low, high in pairs)
+
+
 def check_together(config: Config, origin: str) -> None:
     """What no single field can see."""
+    bounds(config.data.range, origin)
     for name in ("t", "t_prime"):
         view: View = getattr(config.views, name)
         for what in ("area", "ratio", "sigma"):

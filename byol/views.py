@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol.config import View, Views
-from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
+from byol.crops import Box, PerImage, Scale, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 STRIPE = 32  # pixels of an image blurred at a time
@@ -120,26 +120,27 @@ def boxes(draw: Draw, height: PerImage, width: PerImage, config: Views) -> Box:
     return crop_box_torchvision(*geometry, draw["ratio_range"])
 
 
-def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
-    """From pixels and drawn choices to a view (B, 3, size, size), float32 and normalized.
+def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
+    """From pixels and drawn choices to a view (B, C, size, size), float32 and normalized.
 
     Training does the same in two places: loader processes `crop`, and `finish_` runs where the network does.
     """
-    return finish_(crop(images, draw, config, size), draw, config)
+    return finish_(crop(images, draw, config, size, scale), draw, config)
 
 
-def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
-    """The drawn crops (B, 3, size, size) in [0, 1] of uint8 images, resized.
+def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
+    """The drawn crops (B, C, size, size) in [0, 1] of images, resized; without a scale, images are uint8.
 
-    A tensor of images (B, 3, H, W) is cropped at once; a list of images (3, H, W) of any sizes is cropped one by one,
+    A tensor of images (B, C, H, W) is cropped at once; a list of images (C, H, W) of any sizes is cropped one by one,
     with the same bits for any number of threads.
     """
     if isinstance(images, Tensor):
-        return crop_resize(images, boxes(draw, images.shape[2], images.shape[3], config), size, config.antialias)
+        box = boxes(draw, images.shape[2], images.shape[3], config)
+        return crop_resize(images, box, size, config.antialias, scale)
     heights, widths = torch.tensor([image.shape[1:] for image in images]).unbind(1)
     sides = torch.stack(boxes(draw, heights, widths, config), 1).tolist()
-    cropped = [crop_resize_one(image, box, size, config.antialias) for image, box in zip(images, sides, strict=True)]
-    return torch.stack(cropped)
+    pairs = zip(images, sides, strict=True)
+    return torch.stack([crop_resize_one(image, box, size, config.antialias, scale) for image, box in pairs])
 
 
 @torch.no_grad()
@@ -163,7 +164,7 @@ def left_out(config: Views, channels: int) -> list[str]:
 
 def unnormalized(config: Views) -> Views:
     """The same views left in [0, 1], to be looked at."""
-    return replace(config, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return replace(config, mean=(0.0,) * len(config.mean), std=(1.0,) * len(config.std))
 
 
 def _in_cache(images: Tensor, draw: Draw) -> Iterator[tuple[Tensor, Draw]]:

@@ -23,7 +23,8 @@ def read(place: str) -> Given:
     """The encoder at a place: a run directory, an encoder file, a file of another code base, or timm:NAME."""
     module, config = _timm(place.removeprefix(TIMM)) if place.startswith(TIMM) else open_weights(place)
     network: dict[str, Any] = {name: getattr(config.network, name) for name in SHAPE}
-    views = {"views.mean": config.views.mean, "views.std": config.views.std}
+    views: dict[str, Any] = {"views.mean": config.views.mean, "views.std": config.views.std}
+    views["data.range"] = config.data.range
     width = f" at width {config.network.width:g}" if config.network.width != 1 else ""
     origin = f"{config.network.encoder}{width}, {config.data.resolution} px"
     return Given(place, origin, checksum(module), network, views, config.data.resolution, module.state_dict())
