@@ -5,7 +5,7 @@
 CIFAR-10's folder holds train/<class>/ and test/<class>/; a part of it is copied. Every run is short (16 px, a few
 hundred steps, less than a minute of one core), and what is finished, also in the committed record, is not repeated.
 Writes results/verdicts.json with all looks, words, hits, misses and false alarms, which `benchmarks/render.py` puts
-into the documentation.
+into docs/learning.md.
 
 Labels are the truth: an encoder is better than the untrained network when the accuracy of a linear classifier or of
 nearest neighbours is two points above the untrained network's and neither is two points below; it is worse when both

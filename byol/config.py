@@ -236,6 +236,9 @@ class Optim:
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
 
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
+
+
 @dataclass(frozen=True)
 class Runtime:
     seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)
@@ -273,7 +276,11 @@ class Runtime:
     timeout: float = option(
         60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
     )
-    tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)", on_resume=True)
+    log: str = option("", "loggers to tell as well, joined by commas: tensorboard, wandb, mlflow", on_resume=True)
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.log.split(",") if name.strip())
 
 
 @dataclass(frozen=True)

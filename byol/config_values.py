@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from byol.config import Config, Network, View
+from byol.config import LOGGERS, Config, Network, View
 from byol.errors import UsageError, nearest
 
 RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
@@ -106,6 +106,9 @@ def check_together(config: Config, origin: str) -> None:
             "info-nce compares by the cosine, which is l2."
         )
     _check_target(config.network, origin)
+    for name in config.run.loggers:
+        if name not in LOGGERS:
+            raise UsageError(f"{origin}: there is no logger '{name}' for run.log. {nearest(name, LOGGERS)}")
     batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
     if config.network.predictor == "optimal-linear" and batch <= size:
         raise UsageError(

@@ -34,10 +34,14 @@ from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdic
 
 if TYPE_CHECKING:
     from byol.run.given import Weights
+    from byol.run.logs import Logs
 
 DIVERGED = "diverged.json"
 SKIPPED = "skipped.txt"
-WRITTEN = ("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, checkpoint.BEST, "neighbours.json", "report.html")
+WRITTEN = (
+    *("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, checkpoint.BEST),
+    *("neighbours.json", "report.html", "loggers.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,10 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
+        if config.run.log:
+            from byol.run import logs  # loggers are loaded when a run asks for some
+
+            logs.check(config.run.loggers)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -92,6 +100,7 @@ class Setup:
     given: dict[str, Given] = field(default_factory=dict)  # weights to begin with, by config field
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
+    logs: Logs | None = None  # loggers of others, which only the first process has
 
     @property
     def checkpoints(self) -> Path:
@@ -113,6 +122,14 @@ class Setup:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
+
+    def open_logs(self, step: int) -> Logs | None:
+        """The loggers that the config names, whose room is entered only when there are some."""
+        if self.config.run.log:
+            from byol.run.logs import Logs
+
+            self.logs = Logs(self, step)
+        return self.logs
 
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""
@@ -158,6 +175,8 @@ class Setup:
         if processes.rank() == 0:
             files.require_there(self.out)
         self.write(status)
+        if self.logs:
+            self.logs.end(status, verdict)
 
 
 @contextmanager
