@@ -220,10 +220,10 @@ def score(kept: dict, key: dict, encoder: Encoder, folder: Path, cpu: float, sec
     began = time.process_time()
     encoder = replace(encoder, place=machine.choose(encoder.config))
     source = data.open_source(str(folder), encoder.config.data)
-    seen = looks.looks(source, encoder.config.views, encoder.resolution)
-    few = labelled(source, encoder.resolution, each=10)
+    seen = looks.looks(source, encoder.config)
+    few = labelled(source, encoder.config.data, each=10)
     found = trials.values(encoder, seen, few)
-    many = labelled(source, encoder.resolution, each=50)
+    many = labelled(source, encoder.config.data, each=50)
     found["labels50"] = round(few_labels(looks.represented(encoder, many.images), many.targets), 6)
     accuracy = scores(encoder, data.open_task(str(folder), encoder.config.data), linear=True)
     kept["cells"].append(

@@ -45,16 +45,16 @@ class Schedule(NamedTuple):
 def schedule(policies: int, moves: int, cost: Cost, seconds: float) -> Schedule:
     """The most policies, then the most steps, that fit into the seconds; a `UsageError` where too little fits."""
     room = SPARE * seconds
-    for count in range(policies, FEWEST_POLICIES - 1, -1):
+    fewest = min(policies, FEWEST_POLICIES)
+    for count in range(policies, fewest - 1, -1):
         for around in (moves, 0):
             steps = first_steps(count, around, cost, room)
             if steps >= FEWEST_STEPS:
                 rungs = sizes(count)
                 return Schedule(count, [steps * GROWTH**place for place in range(len(rungs))], around)
-    count = FEWEST_POLICIES
-    needed = spent(count, 0, cost, FEWEST_STEPS) / SPARE / 60
+    needed = spent(fewest, 0, cost, FEWEST_STEPS) / SPARE / 60
     raise UsageError(
-        f"{seconds / 60:.3g} minutes are too few: {count} policies of {FEWEST_STEPS} steps of {cost.step:.2g} s take "
+        f"{seconds / 60:.3g} minutes are too few: {fewest} policies of {FEWEST_STEPS} steps of {cost.step:.2g} s take "
         f"{needed:.2g} minutes here. Raise --minutes, or lower --data.resolution or --network.width."
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from byol.crops import center_crop
+from byol.config import Data
+from byol.crops import center_crop, scale_of
 from byol.data.loader import readable
 from byol.data.source import Source
 from byol.errors import UsageError
@@ -15,7 +16,7 @@ EACH = 50  # images of a class that are looked at, at most
 FEWEST = 5  # of a class, one for each fold
 
 
-def labelled(source: Source, size: int, each: int = EACH) -> Labelled:
+def labelled(source: Source, config: Data, each: int = EACH) -> Labelled:
     """Of every class the same number of images, as far as there are."""
     if source.labels is None or source.labels.ndim != 1 or len(source.classes) < 2:
         raise UsageError(f"--labels {source.name} should be a folder with a folder of images for each of its classes.")
@@ -28,6 +29,6 @@ def labelled(source: Source, size: int, each: int = EACH) -> Labelled:
         chosen += own.tolist()
     images, targets = [], []
     for index, image in readable(source, sorted(chosen)):
-        images.append(center_crop(image, size))
+        images.append(center_crop(image, config.resolution, scale=scale_of(config)))
         targets.append(int(source.labels[index]))
     return Labelled(torch.stack(images), torch.tensor(targets))

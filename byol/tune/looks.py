@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from byol import views
-from byol.config import View, Views
-from byol.crops import center_crop
+from byol.config import Config, View
+from byol.crops import center_crop, scale_of
 from byol.data.loader import readable
 from byol.data.source import Source
 from byol.errors import BadData
@@ -41,16 +41,17 @@ class Looks:
     crops: Tensor
 
 
-def looks(source: Source, config: Views, size: int, count: int = IMAGES) -> Looks:
+def looks(source: Source, config: Config, count: int = IMAGES) -> Looks:
     """Of some images spread over the source at random."""
     order = np.random.default_rng(SEED).permutation(len(source))[:count]
     images = [image for _, image in readable(source, order.tolist())]
     if len(images) < FEWEST:
         raise BadData(f"{source.name} has {len(images)} readable images; tuning needs {FEWEST} at least.")
-    fixed = views.unnormalized(replace(config, t=REFERENCE, t_prime=REFERENCE))
+    size, scale = config.data.resolution, scale_of(config.data)
+    fixed = views.unnormalized(replace(config.views, t=REFERENCE, t_prime=REFERENCE))
     draws = [draw for step in range(CROPS // 2) for draw in views.draw(SEED, step, len(images), fixed)]
-    crops = torch.stack([views.make(images, draw, fixed, size) for draw in draws], 1)
-    return Looks(torch.stack([center_crop(image, size) for image in images]), crops)
+    crops = torch.stack([views.make(images, draw, fixed, size, scale) for draw in draws], 1)
+    return Looks(torch.stack([center_crop(image, size, scale=scale) for image in images]), crops)
 
 
 def features(encoder: Encoder, seen: Looks) -> Features:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
 from byol import views
-from byol.config import Views
+from byol.config import Config
+from byol.crops import scale_of
 from byol.report.model import document, table, text
 from byol.run.files import write_atomically
+from byol.run.painting import Painter
 from byol.tune import judge
 from byol.tune.measures import MEASURES
 from byol.tune.policies import Policy, apply
@@ -36,23 +39,23 @@ class Shown(NamedTuple):
     chosen: str
 
 
-def write(path: Path, shown: Shown, images: Sequence[Tensor], base: Views) -> None:
+def write(path: Path, shown: Shown, images: Sequence[Tensor], config: Config, paint: Painter) -> None:
     """The page of a finished search; `images` are shown under the views of each policy."""
-    write_atomically(path, document(shown.title, "\n".join(_sections(shown, images, base))))
+    write_atomically(path, document(shown.title, "\n".join(_sections(shown, images, config, paint))))
 
 
-def _sections(shown: Shown, images: Sequence[Tensor], base: Views) -> Iterator[str]:
+def _sections(shown: Shown, images: Sequence[Tensor], config: Config, paint: Painter) -> Iterator[str]:
     title, said, rungs, policies, chosen = shown
     yield f"<h1>{text(title)}</h1>"
     yield "".join(f"<p>{text(line)}</p>" for line in said)
     for number, rung in reversed(list(enumerate(rungs, 1))):
         yield f"<h2>Rung {number}: {len(rung)} policies</h2>" + _rung(rung, policies, chosen)
     yield "<h2>What was measured</h2>" + _about()
-    yield "<h2>Their views</h2>"
+    yield "<h2>Their views</h2>" + (f"<p>Colours: {text(paint.words)}.</p>" if paint.words else "")
     names = [chosen, *(name for name in dict.fromkeys(n for rung in reversed(rungs) for n in rung) if name != chosen)]
     for name in names:
         about = f"{name}: {policies[name].about}"
-        sheet = _sheet(images, apply(policies[name], base))
+        sheet = _sheet(images, replace(config, views=apply(policies[name], config.views)), paint)
         yield f'<h3>{text(about)}</h3><p><img alt="{text(about)}" src="{sheet}"></p>'
 
 
@@ -86,19 +89,17 @@ def _own() -> list[tuple[str, str]]:
     return [(name, measure.about) for name, measure in MEASURES.items()]
 
 
-def _sheet(images: Sequence[Tensor], config: Views) -> str:
+def _sheet(images: Sequence[Tensor], config: Config, paint: Painter) -> str:
     """Some images, each with pairs of its views, as a data URI."""
     import torch
     from PIL import Image
 
-    visible = views.unnormalized(config)
+    visible = views.unnormalized(config.views)
     some = list(images[:SHOWN])
     draws = [draw for step in range(PAIRS) for draw in views.draw(0, step, len(some), visible)]
-    columns = [views.make(some, draw, visible, SIDE) for draw in draws]
-    rows = [torch.cat([view[place] for view in columns], 2) for place in range(len(some))]
-    pixels = (torch.cat(rows, 1).clamp(0, 1) * 255).round().to(torch.uint8)
-    if len(pixels) != 3:
-        pixels = pixels[:1].expand(3, -1, -1)
+    columns = [views.make(some, draw, visible, SIDE, scale_of(config.data)) for draw in draws]
+    rows = [torch.cat([paint.unit(view[place]) for view in columns], 2) for place in range(len(some))]
+    pixels = torch.cat(rows, 1)
     content = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(content, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode("ascii")

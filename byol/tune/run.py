@@ -14,7 +14,9 @@ import yaml
 from byol import data
 from byol.config import Config, View, Views, apply, flatten
 from byol.data import loader
+from byol.data import values as image_values
 from byol.data.source import Source
+from byol.data.stored import fitted
 from byol.errors import OutputBusy
 from byol.evals.encoder import Encoder
 from byol.networks import encoder as build_encoder
@@ -22,6 +24,7 @@ from byol.presets import compose
 from byol.run import machine
 from byol.run.facts import facts
 from byol.run.files import only_writer, write_atomically
+from byol.run.painting import painter
 from byol.run.progress import duration, say, tell
 from byol.tables import jobs
 from byol.tables.cells import checksum
@@ -57,9 +60,10 @@ def tune(request: Request) -> str:
     with only_writer(request.out):
         known = search.read(request.out)
         first, _ = compose("auto", request.values, {})
-        source = data.open_source(request.data, first.data)
-        config = apply(Config(), known.config, search.NAME) if known else _config(request, source, first)
-        seen = looks(source, config.views, config.data.resolution)
+        found = data.open_stored(request.data, first.data)
+        config = apply(Config(), known.config, search.NAME) if known else _config(request, found, first)
+        source = fitted(found, config.data)
+        seen = looks(source, config)
         few = _labelled(request, config)
         asked = known or _record(request, source, config, seen, few)
         again = replace(asked, data=request.data, checksum=_checksum(request, first), asked=_asked(request))
@@ -89,12 +93,14 @@ def _checksum(request: Request, config: Config) -> str:
     return checksum(request.data, config.data.root)
 
 
-def _config(request: Request, source: Source, first: Config) -> Config:
+def _config(request: Request, stored: Source, first: Config) -> Config:
     """What `auto` chooses for runs of a tenth of the time, with threads that stay."""
     together = at_a_time(request.jobs)
-    known = facts(len(source), loader.sample(source), first, loader.names_of(source))
+    settled = image_values.settle(stored, first, request.values, {}).fields
+    source = fitted(stored, apply(first, settled, "images").data)
+    known = facts(len(source), loader.sample(source), first, loader.names_of(source), settled)
     asked = {"run.budget": f"{request.minutes * 6:g}s", **request.values}
-    config, _ = compose("auto", asked, {}, facts=known)
+    config = apply(compose("auto", asked, {}, facts=known)[0], settled, "images")
     threads = config.run.threads or max(1, torch.get_num_threads() // together)
     return replace(config, run=replace(config.run, threads=threads, budget=""))
 
@@ -102,7 +108,7 @@ def _config(request: Request, source: Source, first: Config) -> Config:
 def _labelled(request: Request, config: Config) -> Labelled | None:
     if not request.labels:
         return None
-    return labelled(data.open_source(request.labels, config.data), config.data.resolution)
+    return labelled(data.open_source(request.labels, config.data), config.data)
 
 
 def _record(request: Request, source: Source, config: Config, seen: Looks, few: Labelled | None) -> search.Record:
@@ -193,7 +199,7 @@ def _write(request: Request, going: search.Search, source: Source, chosen: str) 
     write_atomically(file, in_yaml(made, [f"views for {request.data}, chosen by byol tune", *said]).encode())
     images = [image for _, image in loader.readable(source, range(min(page.SHOWN, len(source))))]
     shown = page.Shown(f"Views for {request.data}", said, going.rungs, going.policies, chosen)
-    page.write(request.out / PAGE, shown, images, base)
+    page.write(request.out / PAGE, shown, images, going.setting.config, painter(source, going.setting.config.data))
     for line in said:
         tell(line)
     say(f"Written: {file}, {request.out / PAGE}")
