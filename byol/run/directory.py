@@ -267,24 +267,19 @@ def _choose(
     request: Request, found: Source, stored: RunRecord | None, weights: Weights
 ) -> tuple[Config, list[Reason], Machine, Source]:
     """Config and machine of the run: the stored ones if the same is asked again, so that `auto` stays with its choice.
-    And the images, `found` as they are stored, with the channels and the range of that config.
-
-    Where a run of `auto` is to go on for other epochs, `auto` keeps all that it chose at first.
+    And the images, `found` as they are stored, with the channels and the range of that config. Where a run of `auto` is
+    to go on for other epochs, `auto` keeps all that it chose at first.
     """
     from byol.data import values  # not when a module of the loop is loaded
-    from byol.data.stored import fitted
 
     asked = request.asked
     before = _config(request.out, stored) if stored else Config()
     if stored and stored.request == asked:
-        return before, stored.reasons, _machine(stored, before), fitted(found, before.data)
+        return before, stored.reasons, _machine(stored, before), values.fitted(found, before.data)
     weights.refuse_contradictions(asked.overrides)
-    same = values.kept(before, stored.request.overrides, asked.overrides) if stored else None
-    if same:
-        images = values.Settled(same, [r for r in stored.reasons if r.field in values.FIELDS] if stored else [])
-    else:
-        images = values.settle(found, request.config, asked.overrides, weights.settings)
-    source = fitted(found, apply(request.config, images.fields, "images").data)
+    began = values.Began(before, stored.request.overrides, stored.reasons) if stored else None
+    images = values.settle(found, request.config, asked.overrides, weights.settings, began)
+    source = values.fitted(found, apply(request.config, images.fields, "images").data)
     overrides, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
     if presets.chooses(asked.preset):
         from byol.run.facts import facts  # only here is anything measured
@@ -296,8 +291,7 @@ def _choose(
     given = values.suited(weights.settings, images.fields.get("network.channels", 3))
     config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
     config = apply(config, images.fields, "images")
-    place = _machine(stored, before) if stored else machine.choose(config)
-    return config, [*images.reasons, *reasons], place, source
+    return config, [*images.reasons, *reasons], _machine(stored, before) if stored else machine.choose(config), source
 
 
 def _plugin(out: Path, stored: RunRecord | None) -> record.Plugin | None:
