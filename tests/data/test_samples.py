@@ -15,6 +15,8 @@ import byol
 from byol import data, pretraining
 from byol.checkpoint import encoder_header, encoder_settings
 from byol.config import Config, Data, apply
+from byol.data.address import FILES, parse
+from byol.data.formats import FORMATS
 from byol.data.formats import format as form
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, Interrupted, UsageError
@@ -106,6 +108,19 @@ def test_a_band_a_file(tmp_path: Path) -> None:
     assert np.array_equal(chosen.read(0), expected["x/S1"][[2, 0]])
     with pytest.raises(BadData, match=r"No file of .* fits data\.pattern '\{stem\}-\{band\}\.tif'; they are like"):
         opened(root, pattern="{stem}-{band}.tif")
+
+
+def test_a_file_of_several_images_is_data_by_itself(tmp_path: Path) -> None:
+    """Breaks if an HDF5 file of one array has to be put into a folder, or a file that is not there is looked into."""
+    assert {f".{ending}" for ending in FORMATS} == set(FILES)
+    stack = numbers((6, 3, 9, 7), "u1")
+    root = folder_of(tmp_path, {"all.h5": files.hdf5({"images": stack, "labels": np.arange(6)}, chunks=(1, 3, 9, 7))})
+    found = named(opened(root / "all.h5"))
+    assert list(found) == [f"all.h5#{n}" for n in range(6)]
+    assert all(np.array_equal(found[f"all.h5#{n}"], stack[n]) for n in range(6))
+    assert parse(str(root / "all.h5"), "").check().kind == "folder"
+    with pytest.raises(UsageError, match=r"There is no folder .*none\.h5"):
+        parse(str(root / "none.h5"), "").check()
 
 
 @pytest.mark.parametrize(
