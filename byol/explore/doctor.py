@@ -338,6 +338,9 @@ def _contents(findings: Findings) -> Iterator[tuple[str, str]]:
     if set(kinds) - {"3 of uint8"}:
         held = " · ".join(f"{kind.replace(' of ', ' x ')} {count:,}" for kind, count in kinds.items())
         yield "channels", f"{held}; values from {findings.values['lowest']:g} to {findings.values['highest']:g}"
+    taken = [reason for reason in findings.auto if reason.field == "views" and str(reason.value).startswith("of ")]
+    for reason in taken:
+        yield "views", f"{reason.value}: {reason.why}"
     if findings.readable:
         yield "short side", f"{short['smallest']} to {short['largest']} px, half of them at least {short['median']}"
     if counts:
