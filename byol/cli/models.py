@@ -113,11 +113,8 @@ def fit(
 
     how = "finetune" if finetune else "logistic"
     options = Options(how, specs.transfer, specs.finetune, test, abstain_below, seconds, cache)
-    run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
-    from byol.models.model import NAME
-    from byol.run.files import read_json
-
-    return {"out": out, **read_json(out / NAME)}
+    made = run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
+    return {"out": out, "model": made.facts}
 
 
 @app.command(group=USE)
