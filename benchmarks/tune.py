@@ -41,7 +41,7 @@ from byol.tune.measures import few_labels
 
 RECORD = Path("results/tune-calibration.json")
 SIDE, TRAIN, TEST = 48, 1600, 600
-FEWEST = 4  # policies of a domain and seed that are summed up
+FEWEST = 8  # policies of a domain and seed that are summed up
 PHOTOS = ("cifar10-jpeg", "flowers5", "imagenette-subset")
 POLICIES = (
     *("usual", "no flip", "turns", "geometry", "no colour", "crops alone", "whole images", "strong", "small crops"),

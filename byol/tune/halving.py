@@ -79,9 +79,10 @@ def survivors(scores: Mapping[str, float], count: int) -> list[str]:
     return sorted(order, key=lambda name: (-scores[name], order.index(name)))[:count]
 
 
-def corrected(steps: int, planned: float, left: float) -> int:
+def corrected(steps: int, planned: float, left: float, before: int) -> int:
     """Steps of a rung on a machine that turned out slow: fewer where the seconds left are less than nine tenths of
-    what is planned for. A machine that is fast finishes early, so that the choice is the same as on any other.
+    what is planned for, but no fewer than the rung `before` had: rather are the last policies left out. A machine that
+    is fast finishes early, so that the choice is the same as on any other.
     """
     ratio = left / planned if planned > 0 else 1.0
-    return steps if ratio >= 0.9 else max(FEWEST_STEPS, int(steps * ratio))
+    return steps if ratio >= 0.9 else max(before, int(steps * ratio))

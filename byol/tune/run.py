@@ -182,11 +182,12 @@ def plan_lines(request: Request, going: search.Search, images: int) -> list[str]
 
 def judged(name: str) -> str:
     """Who chooses, and how well that one chose in the calibration."""
-    found, labels = judge.CALIBRATED.get(name), judge.CALIBRATED.get(judge.LABELS)
+    found, few, many = (judge.CALIBRATED[each] for each in (name, judge.LABELS, judge.MANY))
     who = "a linear probe of the labelled images" if name == judge.LABELS else f"{name}, without labels"
-    lost = f": in the calibration its choice lost {found.regret:.1f} points on average" if found else ""
-    more = f"; with ten labels a class, --labels FOLDER, {labels.regret:.1f}" if labels and name != judge.LABELS else ""
-    return who + lost + more
+    lost = f": in the calibration its choice lost {found.regret:.1f} points on average"
+    if name == judge.LABELS:
+        return f"{who}{lost}, with fifty labels a class {many.regret:.1f}"
+    return f"{who}{lost}; with labels, --labels FOLDER, {few.regret:.1f} (ten a class) or {many.regret:.1f} (fifty)"
 
 
 def _write(request: Request, going: search.Search, source: Source, chosen: str) -> None:

@@ -154,7 +154,7 @@ def _planned(search: Search, place: int, names: list[str], steps: int) -> Rung:
         before = sum(rung.seconds for rung in search.record.rungs)
         later *= (search.spent - search.record.setup) / before if before else 1.0  # as fast as so far
         left = halving.SPARE * search.record.seconds - search.spent
-        steps = halving.corrected(steps, later, max(left, 0.0))
+        steps = halving.corrected(steps, later, max(left, 0.0), search.record.rungs[place - 1].steps)
     return Rung(steps, names, round(cost.of(len(names), steps), 1))
 
 

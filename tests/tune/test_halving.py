@@ -53,10 +53,10 @@ def test_survivors_are_the_best_and_the_first_of_equals() -> None:
 
 def test_a_slow_machine_shortens_what_is_left() -> None:
     """Breaks when a rung ignores what the ones before it took, or changes for small differences."""
-    assert halving.corrected(200, planned=100, left=95) == 200
-    assert halving.corrected(200, planned=100, left=400) == 200
-    assert halving.corrected(200, planned=100, left=50) == 100
-    assert halving.corrected(200, planned=100, left=0) == halving.FEWEST_STEPS
+    assert halving.corrected(200, planned=100, left=95, before=90) == 200
+    assert halving.corrected(200, planned=100, left=400, before=90) == 200
+    assert halving.corrected(200, planned=100, left=50, before=90) == 100
+    assert halving.corrected(200, planned=100, left=0, before=90) == 90
 
 
 @pytest.mark.parametrize("channels", [1, 3, 6])
