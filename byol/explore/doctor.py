@@ -274,11 +274,8 @@ def _colour_warnings(good: Sequence[Look], config: Config) -> list[str]:
     both: list[View] = [config.views.t, config.views.t_prime]
     grey = sum("grey" in look.marks for look in good) / len(good)
     colours = (config.data.channels or 3) == 3  # elsewhere, operations on colours are left out
-    if (
-        colours
-        and grey > 0.5
-        and any((view.jitter and (view.hue or view.saturation)) or view.grayscale for view in both)
-    ):
+    coloured = [view for view in both if (view.jitter and (view.hue or view.saturation)) or view.grayscale]
+    if colours and grey > 0.5 and coloured:
         sentences.append(
             f"{grey:.0%} of the images are grey: hue, saturation and colour dropping do nothing for them; contrast, "
             "brightness, blur and crops remain (set hue, saturation and grayscale of both views to 0)"

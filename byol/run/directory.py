@@ -75,10 +75,6 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
-        if config.run.log:
-            from byol.run import logs  # loggers are loaded when a run asks for some
-
-            logs.check(config.run.loggers)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -121,14 +117,6 @@ class Setup:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
-
-    def open_logs(self, step: int) -> Logs | None:
-        """The loggers that the config names, whose room is entered only when there are some."""
-        if self.config.run.log:
-            from byol.run.logs import Logs
-
-            self.logs = Logs(self, step)
-        return self.logs
 
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""
