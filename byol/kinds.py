@@ -7,7 +7,6 @@ leave no doubt; three channels of 8 bits stay photographs. Needs no torch.
 from __future__ import annotations
 
 import re
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -91,8 +90,8 @@ def recognized(look: Look) -> Recognized:
 
 def suffix_of(name: str) -> str:
     """`.nii.gz` for `scans/a.NII.GZ`, `` for a name without one."""
-    last = name.replace("\\", "/").rpartition("/")[2].lower()
-    return (re.findall(r"\.nii\.gz|\.[a-z0-9]+", last) or [""])[-1]
+    last = re.sub(r"#\d+$", "", name.replace("\\", "/").rpartition("/")[2].lower())  # the number of an image in a file
+    return ".nii.gz" if last.endswith(".nii.gz") else "." * ("." in last) + last.rpartition(".")[2] * ("." in last)
 
 
 def suffixes_of(names: Sequence[str]) -> tuple[str, ...]:
