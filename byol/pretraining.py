@@ -109,6 +109,10 @@ def pretrain(
 
         plugins.load(plugin)
     request = Request.make(data, out, preset, overrides or {}, config_file)
+    if request.config.run.log:
+        from byol.run.logs import check  # other programs' room is entered only when a run asks for them
+
+        check(request.config.run.loggers)
     cuda = request.config.run.device in ("auto", "cuda") and torch.cuda.is_available()
     with (
         alone(),
@@ -163,7 +167,11 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         setup.write("running")
     first = processes.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
-    logs = setup.open_logs(state.step) if first else None
+    if first and config.run.log:
+        from byol.run.logs import Logs
+
+        setup.logs = Logs(setup, state.step)
+    logs = setup.logs
     metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, logs.add if logs else None)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()

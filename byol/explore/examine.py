@@ -107,8 +107,8 @@ def _digest(file: BinaryIO) -> bytes:
 
 
 def is_grey(pixels: Tensor) -> bool:
-    """Whether all channels agree at nearly all of up to 64 × 64 pixels spread over an image of 8-bit colours; an image of
-    one channel is grey, one of other channels is not."""
+    """Whether all channels agree at nearly all of up to 64 × 64 pixels spread over an image of 8-bit colours; an image
+    of one channel is grey, one of other channels is not."""
     if len(pixels) != 3 or pixels.dtype != torch.uint8:
         return len(pixels) == 1
     steps = [max(1, side // SAMPLES) for side in pixels.shape[1:]]

@@ -32,6 +32,7 @@ _CODES = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0
 HIDDEN = {code: ascii(chr(code))[1:-1] for code in _CODES}
 
 _silent = False
+_kept: list[str] | None = None  # results that are not sent to standard output but kept for the one who asked
 
 
 class Bar:
@@ -149,6 +150,18 @@ def silent(yes: bool) -> Iterator[None]:
         _silent = before
 
 
+@contextmanager
+def kept(yes: bool) -> Iterator[list[str]]:
+    """Inside, the lines of results are collected if `yes`, and not written: a program wants one object, not lines."""
+    global _kept
+    before, lines = _kept, list[str]()
+    _kept = lines if yes else before
+    try:
+        yield lines
+    finally:
+        _kept = before
+
+
 def say(line: str) -> None:
     """One line for the person, on standard error: standard output is for results. It never fails."""
     if not _silent:
@@ -167,7 +180,10 @@ def in_notebook() -> bool:
 
 def tell(text: str) -> None:
     """Lines of a result, on standard output; raises `DiskError` when the disk behind it is full."""
-    send("stdout", shown(text) + "\n")
+    if _kept is None:
+        send("stdout", shown(text) + "\n")
+    else:
+        _kept.append(text)
 
 
 def complain(sentence: object) -> None:
