@@ -292,6 +292,12 @@ class Config:
     optim: Optim = Optim()
     run: Runtime = Runtime()
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
+        from byol.config_values import fields_html
+
+        return fields_html(flatten(self), flatten(Config()))
+
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """`{"optim.lr": 0.2, …}` for every field of a config."""
