@@ -49,8 +49,24 @@ SHELF = (
     "plugins",
     "neighbours",
 )
-START = ("own-images", "from-weights", "tables")
-HOW = ("use", "learning", "evaluation", "weights", "loggers", "shards", "gpu", "processes", "cluster", "faq")
+START = ("own-images", "from-weights", "any-image", "tables")
+HOW = (
+    *("use", "learning", "evaluation", "tune", "sounds", "weights", "loggers", "shards", "gpu", "processes"),
+    *("cluster", "faq"),
+)
+    "use",
+    "learning",
+    "evaluation",
+    "tune",
+    "sounds",
+    "weights",
+    "loggers",
+    "shards",
+    "gpu",
+    "processes",
+    "cluster",
+    "faq",
+)
 WHY = ("architecture", "departures", "resume", "guarantees", "extend")
 MEASURED = ("results", "speed", "paper-tables")
 

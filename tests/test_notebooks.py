@@ -52,7 +52,7 @@ def test_there_are_three_and_none_holds_outputs() -> None:
 
 
 def test_every_cell_of_every_notebook_runs(kernel: Any) -> None:
-    """Breaks if a cell fails, a card, a picture or a table is not shown, or progress is not a bar that is drawn anew."""
+    """Breaks if a cell fails, a card, a picture or a table is not shown, or progress is not a bar."""
     _, client = kernel
     kinds: dict[str, set[str]] = {}
     html = ""

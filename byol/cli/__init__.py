@@ -11,7 +11,7 @@ from typing import Any
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
-from byol.cli import cluster, help, images, models, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
+from byol.cli import cluster, help, images, models, pages, scoring, shards, training, tuning, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
 from byol.cli.screens import TASKS, as_json, version
 from byol.errors import (
@@ -31,9 +31,18 @@ from byol.errors import (
 from byol.run import signals
 from byol.run.progress import complain, console, kept, send, silent, tell
 
-WITH_FIELDS = ("pretrain", "doctor", "views", "plan", "launch", "table", "evaluate")  # verbs that take config fields
+WITH_FIELDS = (
+    "pretrain",
+    "doctor",
+    "views",
+    "plan",
+    "launch",
+    "table",
+    "tune",
+    "evaluate",
+)  # they take config fields
 EVERYWHERE = ("--debug", "--quiet", "--json")  # flags that every verb takes, besides --plugin FILE
-TRAINING = ("pretrain", "table", "demo", "evaluate")  # verbs whose memory depends on the config
+TRAINING = ("pretrain", "table", "tune", "demo", "evaluate")  # verbs whose memory depends on the config
 
 
 def _explain(error: CycloptsError) -> str:
