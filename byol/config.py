@@ -246,9 +246,6 @@ class Optim:
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
-
-
 @dataclass(frozen=True)
 class Runtime:
     seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)

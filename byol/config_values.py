@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from byol.config import LOGGERS, Config, Data, Network, View
+from byol.config import Config, Data, Network, View
 from byol.errors import UsageError, nearest
 
 RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
+
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
 
 
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:

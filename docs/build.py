@@ -54,19 +54,6 @@ HOW = (
     *("use", "learning", "evaluation", "tune", "sounds", "weights", "loggers", "shards", "gpu", "processes"),
     *("cluster", "faq"),
 )
-    "use",
-    "learning",
-    "evaluation",
-    "tune",
-    "sounds",
-    "weights",
-    "loggers",
-    "shards",
-    "gpu",
-    "processes",
-    "cluster",
-    "faq",
-)
 WHY = ("architecture", "departures", "resume", "guarantees", "extend")
 MEASURED = ("results", "speed", "paper-tables")
 
