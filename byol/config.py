@@ -246,9 +246,6 @@ class Optim:
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
-
-
 @dataclass(frozen=True)
 class Runtime:
     seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)
@@ -301,6 +298,12 @@ class Config:
     objective: Objective = Objective()
     optim: Optim = Optim()
     run: Runtime = Runtime()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
+        from byol.config_values import fields_html
+
+        return fields_html(flatten(self), flatten(Config()))
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

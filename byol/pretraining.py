@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from byol.run.directory import DIVERGED, Request, Setup, open_run
 from byol.run.machine import give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
-from byol.run.verdict import best_look, judge
+from byol.run.verdict import best_look, judge, tell_best
 
 _training = threading.Lock()  # held by the thread that trains
 
@@ -60,15 +61,26 @@ class Run:
         """What the looks at the representation measured."""
         return [line for line in self.metrics if "spread" in line]
 
-    def __repr__(self) -> str:
-        from byol.run import cards
+    def frame(self, what: str = "steps") -> Any:
+        """`steps` or `looks` as a table of pandas, or of polars where only that is there."""
+        return cards().frame(self, what)
 
-        return cards.text(self)
+    def plot(self) -> Any:
+        """Curves of what was measured, as a picture that a notebook shows."""
+        return cards().plot(self)
+
+    def __repr__(self) -> str:
+        return str(cards().text(self))
 
     def _repr_html_(self) -> str:
-        from byol.run import cards
+        return str(cards().html(self))
 
-        return cards.html(self)
+
+def cards() -> ModuleType:
+    """How Python shows a run; a room of its own, entered when somebody looks."""
+    from byol.run import cards
+
+    return cards
 
 
 class Watch(NamedTuple):
@@ -109,10 +121,6 @@ def pretrain(
 
         plugins.load(plugin)
     request = Request.make(data, out, preset, overrides or {}, config_file)
-    if request.config.run.log:
-        from byol.run.logs import check  # other programs' room is entered only when a run asks for them
-
-        check(request.config.run.loggers)
     cuda = request.config.run.device in ("auto", "cuda") and torch.cuda.is_available()
     with (
         alone(),
@@ -171,8 +179,7 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         from byol.run.logs import Logs
 
         setup.logs = Logs(setup, state.step)
-    logs = setup.logs
-    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, logs.add if logs else None)
+    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, setup.logs)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()
     try:
@@ -192,7 +199,8 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
     verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    tell_best(setup, metrics.history)
+    if first:
+        tell_best(setup.out, metrics.history, plan.steps)
     return Run(setup.out, config, plan, metrics.history, verdict)
 
 
@@ -380,16 +388,6 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
             say(f"At step {step + 1}: {verdict.sentence}")
         if setup.config.run.on_collapse == "stop":
             raise Diverged(f"at step {step} {verdict.sentence}")
-
-
-def tell_best(setup: Setup, history: Sequence[Mapping[str, Any]]) -> None:
-    """Where the encoder of the best look is, unless that is the last one."""
-    if processes.rank() or not any("spread" in line for line in history):
-        return
-    best, steps = best_look(history), setup.plan.steps
-    if best["step"] + 1 < steps and (setup.out / checkpoint.BEST).exists():
-        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['twins']:.1%}"
-        say(f"Best look: after {best['step'] + 1} of {steps} steps ({figure}): {setup.out / checkpoint.BEST}")
 
 
 def write_encoder(state: State, setup: Setup, verdict: Verdict, name: str = checkpoint.ENCODER) -> None:

@@ -75,6 +75,10 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
+        if config.run.log:
+            from byol.run import logs  # loggers are loaded when a run asks for some
+
+            logs.check(config.run.loggers)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
