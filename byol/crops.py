@@ -29,6 +29,13 @@ class Box(NamedTuple):
     width: Tensor
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """The values on a device, without waiting for it: a GPU fetches them from pinned memory when it gets to them."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def crop_box(area: PerImage, log_ratio: PerImage, x: PerImage, y: PerImage, height: PerImage, width: PerImage) -> Box:
     """The reference code's crop of `area`, a fraction of the image: clipped to the image, never rejected.
 
@@ -151,7 +158,7 @@ def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     # A line's three channels stand side by side, so that one matrix product serves them all.
     lines = images.transpose(1, 2).contiguous()
     lines = lines / 255 if images.dtype == torch.uint8 else lines
-    rows, columns = (matrix.to(lines.device, lines.dtype).expand(batch, -1, -1) for matrix in (rows, columns))
+    rows, columns = (sent(m.to(lines.dtype), lines.device).expand(batch, -1, -1) for m in (rows, columns))
     lines = torch.bmm(rows, lines.view(batch, height, channels * width)).view(batch, -1, width)
     lines = torch.bmm(lines, columns.transpose(1, 2)).view(batch, rows.shape[1], channels, -1).transpose(1, 2)
     return torch.clamp(lines, 0, 1, out=torch.empty_like(lines, memory_format=torch.contiguous_format))

@@ -113,10 +113,20 @@ class Method(nn.Module):
         return logits
 
     @torch.no_grad()
-    def update_target(self, tau: float) -> None:
-        """ξ ← ξ + (1 − tau)(θ − ξ) over parameters only: batch statistics are each network's own."""
-        if self.target is not None and self.target_mode == "moving-average":
-            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1.0 - tau)
+    def update_target(self, tau: float, finite: Tensor | None = None) -> None:
+        """ξ ← ξ + (1 − tau)(θ − ξ) over parameters only: batch statistics are each network's own.
+
+        `finite` () on a GPU says whether the step was taken: if it was not, the target stays too.
+        """
+        if self.target is None or self.target_mode != "moving-average":
+            return
+        target: list[Tensor] = list(self.target.parameters())
+        online: list[Tensor] = list(self.online.parameters())
+        if finite is None or finite.device.type == "cpu":
+            torch._foreach_lerp_(target, online, 1.0 - tau)
+        else:
+            weights: Any = [(finite * (1.0 - tau)).to(target[0].dtype)] * len(target)
+            torch._foreach_lerp_(target, online, weights)
 
 
 def build(config: Network, classes: int = 0, objective: Objective = Objective(), resolution: int = 0) -> Method:

@@ -17,9 +17,10 @@ import torch
 from torch.optim import Optimizer
 
 from byol import checkpoint, method, networks, optim, schedules, views
-from byol.algorithm import Pass, update
+from byol.algorithm import Late, Pass, update
 from byol.checkpoint import Given, State
 from byol.config import Config, Plan
+from byol.crops import sent
 from byol.data import loader
 from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost, OutputBusy
 from byol.parallel import collectives, processes
@@ -79,9 +80,9 @@ class Watch(NamedTuple):
     on_step: Listener | None = None
     on_look: Listener | None = None
 
-    def note(self, line: dict[str, Any], logged: bool) -> None:
+    def note(self, line: dict[str, Any], setup: Setup) -> None:
         """What a step measured: to those who listen, and into the log where its turn has come."""
-        if logged:
+        if line["step"] % setup.config.run.log_every == 0 or line["step"] + 1 == setup.plan.steps:
             self.metrics.add(line)
         if self.on_step:
             self.on_step(dict(line))
@@ -246,6 +247,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     model.train()
     if first == 0:
         processes.from_first(partial(look, state, setup, watch))
+    late = Late()
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
@@ -253,18 +255,21 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
-            with guarded(State(model, optimizer, k), setup):
+            with guarded(State(model, optimizer, k), setup, late, watch):
                 passes = augmented(crops, setup)
                 clip, place = config.optim.clip, setup.machine
-                step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
-                line = setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta)
-                watch.note(line, logged=k % config.run.log_every == 0 or k + 1 == plan.steps)
-                shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
+                outcome = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
+            late.add(k, outcome, lr=lr, tau=tau, beta=beta)
+            shown.text = settle(late, setup, watch) or shown.text
             shown.advance()
             state = State(model, optimizer, k + 1)
             if state.step % plan.monitor_steps == 0 or state.step == plan.steps:
+                settle(late, setup, watch, wait=True)
                 processes.from_first(partial(look, state, setup, watch))
-            due, stop = processes.any_of(save_is_due(state.step, saved, setup), signals.requested())
+            due = save_is_due(state.step, saved, setup)
+            due, stop, wrong = processes.any_of(due, signals.requested(), late.wrong)
+            if due or stop or wrong:
+                settle(late, setup, watch, wait=True)
             if due or stop:
                 processes.from_first(partial(save, state, setup))
                 saved = time.monotonic()
@@ -280,36 +285,43 @@ def save_is_due(step: int, saved: float, setup: Setup) -> bool:
     return by_steps or step == setup.plan.steps or time.monotonic() - saved > config.checkpoint_seconds
 
 
-@contextlib.contextmanager
-def guarded(state: State, setup: Setup) -> Iterator[None]:
-    """Around a step: if its numbers are not finite, writes down its images, and leaves it out where that is allowed; if
-    its images are bad, saves what was trained before.
+def settle(late: Late, setup: Setup, watch: Watch, wait: bool = False) -> str:
+    """Notes what the steps measured whose numbers have arrived, or, `wait`, of all; returns the last in words.
 
-    Such a step has not changed the weights, but it has changed the statistics of the batch norms: they are put back.
+    A step whose numbers are not finite has changed nothing; its images are written down, and it is left out where that
+    is allowed. The processes do this together, since one of them may hear of it before another does.
     """
-    model, _, k = state
-    skip = setup.config.run.on_nan == "skip"
-    before = [buffer.clone() for buffer in model.buffers()] if skip or setup.plan.accumulate > 1 else []
+    text = ""
+    for k, outcome, values in late.all() if wait else late.good():
+        try:
+            step = outcome.read()
+        except Diverged as error:
+            leave_out(k, error, setup)
+            continue
+        watch.note(setup.metrics_line(k, step, **values), setup)
+        text = f"loss {step.loss:.3f} lr {values['lr']:.3g} tau {values['tau']:.4f}"
+    return text
+
+
+def leave_out(k: int, error: Diverged, setup: Setup) -> None:
+    """Writes down the images of step k, whose numbers are not finite, and ends the run unless it may go on."""
+    count = processes.from_first(partial(setup.note_diverged, k, str(error)))
+    if setup.config.run.on_nan != "skip" or count > setup.config.run.max_skips:
+        allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
+        raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}")
+    say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
+
+
+@contextlib.contextmanager
+def guarded(state: State, setup: Setup, late: Late, watch: Watch) -> Iterator[None]:
+    """Around a step: if its images are bad, saves what was trained before."""
     try:
         yield
     except (BadData, LoaderLost):
-        put_back(model, before)
-        if k and processes.rank() == 0:
+        settle(late, setup, watch, wait=processes.world() == 1)
+        if state.step and processes.rank() == 0:
             checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
         raise
-    except Diverged as error:
-        count = processes.from_first(partial(setup.note_diverged, k, str(error)))
-        if not skip or count > setup.config.run.max_skips:
-            allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
-            raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}") from None
-        put_back(model, before)
-        say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
-
-
-def put_back(model: method.Method, buffers: Sequence[torch.Tensor]) -> None:
-    """Gives the statistics of the batch norms the values that they had before a step."""
-    for buffer, value in zip(model.buffers(), buffers, strict=bool(buffers)):
-        buffer.copy_(value)
 
 
 def target_decay(k: int, config: Config, plan: Plan) -> float:
@@ -336,10 +348,10 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         batch = next(passes)
         setup.bad.add(batch.bad)
         both = [
-            place.images(views.finish_(crops.to(place.device), draw, config.views), config)
+            place.images(views.finish_(sent(crops, place.device), draw, config.views), config)
             for crops, draw in zip(batch.crops, batch.draws, strict=True)
         ]
-        labels = None if batch.labels is None else batch.labels.to(place.device)
+        labels = None if batch.labels is None else sent(batch.labels, place.device)
         yield Pass(both[0], both[1], labels)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from byol import views
 from byol.config import Config
+from byol.crops import sent
 from byol.errors import UsageError
 from byol.run.progress import say
 
@@ -67,10 +68,10 @@ def represent(network: Callable[[Tensor], Tensor], pixels: Tensor, config: Confi
     """What a network gives for uint8 images (N, 3, S, S): float32 on the CPU."""
     results = []
     for chunk in pixels.split(place.at_once(pixels)):
-        scaled = views.normalize(chunk.to(place.device).float() / 255, config.views.mean, config.views.std)
+        scaled = views.normalize(sent(chunk, place.device).float() / 255, config.views.mean, config.views.std)
         with place.autocast():
-            results.append(network(place.images(scaled, config)).float().cpu())
-    return torch.cat(results) if results else torch.empty(0, 0)
+            results.append(network(place.images(scaled, config)).float())
+    return torch.cat(results).cpu() if results else torch.empty(0, 0)
 
 
 def choose(config: Config) -> Machine:

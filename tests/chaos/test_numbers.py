@@ -53,9 +53,9 @@ def test_a_step_that_is_not_finite_is_left_out(
     seen: dict[int, bytes] = {}
     real = pretraining.guarded
 
-    def watching(state: State, setup: Any) -> Any:
+    def watching(state: State, *others: Any) -> Any:
         seen[state.step] = b"".join(t.numpy().tobytes() for t in state.method.state_dict().values())
-        return real(state, setup)
+        return real(state, *others)
 
     poisoned(monkeypatch, 3)
     monkeypatch.setattr(pretraining, "guarded", watching)
