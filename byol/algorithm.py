@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from byol.errors import Diverged
-from byol.method import Method
+from byol.method import Engine, Method
 from byol.parallel import collectives
+from byol.parallel.processes import together
 from byol.run.machine import Machine
 
 
@@ -113,42 +114,50 @@ def update(
     beta: float | None = None,
     machine: Machine,
     clip: float = 0.0,
+    engine: Engine | None = None,
 ) -> Outcome:
     """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target.
 
-    Processes exchange gradients once a step, however many passes it has; each then takes the same step. `beta`, the
-    weight of negative examples, is the config's when left out; the paper's loss has none. A step whose loss or gradient
-    is not finite changes nothing: neither weights nor momentum, target or batch statistics.
+    Processes exchange gradients in the last backward pass of a step, by torch's `engine`; each then takes the same
+    step. `beta`, the weight of negative examples, is the config's when left out; the paper's loss has none. A step
+    whose loss or gradient is not finite changes nothing: neither weights nor momentum, target or batch statistics.
     """
+    engine = engine or Engine(method)
     clear_gradients(optimizer)
     with Statistics(method) as statistics:
         measured = []
-        for view1, view2, labels in passes:
+        for number, (view1, view2, labels) in enumerate(passes, 1):
             terms, representations = [], []
-            for orders in method.orders(view1, view2, machine.autocast):
+            for orders in method.orders(view1, view2, machine.autocast, engine, last=number == engine.passes):
                 loss = method.loss(orders, beta)
-                loss.backward()  # frees this view's activations before the other view's are computed
+                backward(loss)  # frees this view's activations before the other view's are computed
                 terms.append(loss.detach())
                 representations.append(orders[0].representation.detach())
             measured.append([torch.stack(terms).sum(), *watch(method, representations[0], labels, machine)])
         means = [torch.stack(values).mean() for values in zip(*measured, strict=True)]
-        average_gradients(optimizer, len(measured), means)
+        average_gradients(optimizer, len(measured), means, engine.left)
         numbers, finite = checked(optimizer, means)
         if finite.device.type != "cpu" or finite:  # a CPU's numbers are here already
             shorten(method, clip)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group.get("scale", 1.0)
-            apply_gradients(optimizer, finite)
+            apply_gradients(optimizer, lr, finite)
             method.update_target(tau, finite)
         statistics.put_back_unless(finite)
     return Outcome(numbers)
 
 
-def apply_gradients(optimizer: Optimizer, finite: Tensor) -> None:
+def backward(loss: Tensor) -> None:
+    """The gradients of a loss, by which processes may exchange them too."""
+    with together():
+        loss.backward()
+
+
+def apply_gradients(optimizer: Optimizer, lr: float, finite: Tensor) -> None:
     """A step of the optimizer; on a GPU it is one that changes nothing if the gradient is not finite.
 
     The sign is the one that torch's own fused optimizers go by, and LARS too.
     """
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("scale", 1.0)
     if finite.device.type == "cpu":
         optimizer.step()
         return
@@ -172,14 +181,17 @@ class Statistics:
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None:  # images that cannot be read, in the middle of a step
-            self._set(self.before)
+            self.put_back()
+
+    def put_back(self) -> None:
+        self._set(self.before)
 
     def put_back_unless(self, finite: Tensor) -> None:
         if finite.device.type != "cpu":
             after = [_flat(buffers) for buffers in self.buffers]
             self._set([torch.where(finite, *both) for both in zip(after, self.before, strict=True)])
         elif not finite:
-            self._set(self.before)
+            self.put_back()
 
     def _set(self, values: Sequence[Tensor]) -> None:
         for buffers, flat in zip(self.buffers, values, strict=True):
@@ -219,12 +231,18 @@ def clear_gradients(optimizer: Optimizer) -> None:
         gradient.fill_(-0.0)
 
 
-def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = ()) -> None:
-    """Turn summed gradients into their mean over passes and processes, and `numbers` into their mean over processes."""
+def average_gradients(
+    optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = (), left: Sequence[Tensor] | None = None
+) -> None:
+    """Turn summed gradients into their mean over passes and processes, and `numbers` into their mean over processes.
+
+    `left` are the parameters whose gradients no engine has exchanged yet; None: all.
+    """
     summed = gradients(optimizer)
     if passes > 1:
         torch._foreach_div_(summed, passes)
-    collectives.average([*summed, *numbers])
+    own = summed if left is None else [param.grad for param in left if param.grad is not None]
+    collectives.average([*own, *numbers])
 
 
 def shorten(method: Method, clip: float) -> None:
@@ -241,5 +259,7 @@ def checked(optimizer: Optimizer, means: Sequence[Tensor]) -> tuple[Tensor, Tens
     """The step's numbers with the gradient's norm (2 or 4,), and whether loss and norm are finite (), on the device."""
     loss, *probe = means
     grad_norm = torch.nn.utils.get_total_norm(gradients(optimizer))
+    if hasattr(grad_norm, "full_tensor"):  # weights in parts
+        grad_norm = grad_norm.full_tensor()
     numbers = torch.stack([loss, *(number.to(loss.dtype) for number in (grad_norm, *probe))])
     return numbers, numbers[:2].isfinite().all()

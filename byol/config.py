@@ -231,6 +231,11 @@ class Runtime:
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
         on_resume=True,
     )
+    shard: bool = option(
+        False,
+        "of several processes, each keeps a part of every weight (FSDP2): for encoders that do not fit one device",
+        on_resume=True,
+    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
@@ -316,6 +321,9 @@ def _check(config: Config, origin: str) -> None:
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
             "info-nce compares by the cosine, which is l2."
         )
+    for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
+        if config.run.shard and set_too:
+            raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
     _check_target(config.network, origin)
     batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
     if config.network.predictor == "optimal-linear" and batch <= size:

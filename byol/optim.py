@@ -90,7 +90,7 @@ def _step_unless(
 ) -> None:
     """The same step with the same bits, or none where `left_out` is 1: gradients become 0, for NaN times 0 is NaN."""
     for grad in grads:
-        grad.masked_fill_(left_out.bool(), 0.0)
+        (grad.to_local() if hasattr(grad, "to_local") else grad).masked_fill_(left_out.bool(), 0.0)
     taken = (1 - left_out).to(params[0].dtype)
     if group["adapt"]:
         grads = _adapt(params, grads, group["weight_decay"], group["trust_coefficient"])

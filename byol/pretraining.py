@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -12,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -22,17 +19,14 @@ from byol.checkpoint import Given, State
 from byol.config import Config, Plan
 from byol.crops import sent
 from byol.data import loader
-from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost, OutputBusy
+from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost
 from byol.parallel import collectives, processes
 from byol.run import files, monitor, planning, signals
 from byol.run.directory import DIVERGED, Request, Setup, open_run
-from byol.run.machine import give_back
+from byol.run.machine import alone, give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
 from byol.run.verdict import best_look, judge
-
-_training = threading.Lock()  # held by the thread that trains
-
 
 Listener = Callable[[dict[str, Any]], object]  # is given a line of metrics.jsonl
 
@@ -128,33 +122,6 @@ def read_weights(place: str) -> Given:
     return read(place)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Torch's number type, threads, flags and random numbers are one for the whole process: inside they are the run's,
-    no other thread may train, and afterwards they are as they were."""
-    if not _training.acquire(blocking=False):
-        raise OutputBusy("Another thread of this process is training, and torch's settings are shared: use a process.")
-    dtype, threads, fast = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.benchmark
-    exact, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    python, numbers = random.getstate(), np.random.get_state()
-    try:
-        used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(used), torch.inference_mode(False), torch.enable_grad():
-            torch.set_default_dtype(torch.float32)
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = fast
-        torch.use_deterministic_algorithms(exact, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        random.setstate(python)
-        np.random.set_state(numbers)
-        _training.release()
-
-
 def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Run:
     config, plan = setup.config, setup.plan
     state = build(setup)
@@ -216,6 +183,10 @@ def build(setup: Setup) -> State:
     planning.announce(setup, model)
     setup.begin()
     step = resume(setup, model, optimizer)
+    if config.run.shard and processes.world() > 1 and step < setup.plan.steps:
+        from byol import engines  # not when one process trains alone
+
+        optimizer, setup.whole = engines.shard(model, optimizer, config, setup.machine)
     if config.run.compile:
         for branch in filter(None, (model.online, model.target)):
             networks.use_compile(branch.encoder)
@@ -246,7 +217,8 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
     if first == 0:
-        processes.from_first(partial(look, state, setup, watch))
+        processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
+    engine = engine_of(state, setup)
     late = Late()
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
@@ -255,23 +227,23 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
+                engine = engine_of(state, setup)
             with guarded(State(model, optimizer, k), setup, late, watch):
-                passes = augmented(crops, setup)
-                clip, place = config.optim.clip, setup.machine
-                outcome = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
+                how: dict[str, Any] = {"clip": config.optim.clip, "machine": setup.machine, "engine": engine}
+                outcome = update(model, optimizer, augmented(crops, setup), lr=lr, tau=tau, beta=beta, **how)
             late.add(k, outcome, lr=lr, tau=tau, beta=beta)
             shown.text = settle(late, setup, watch) or shown.text
             shown.advance()
             state = State(model, optimizer, k + 1)
             if state.step % plan.monitor_steps == 0 or state.step == plan.steps:
                 settle(late, setup, watch, wait=True)
-                processes.from_first(partial(look, state, setup, watch))
+                processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
             due = save_is_due(state.step, saved, setup)
             due, stop, wrong = processes.any_of(due, signals.requested(), late.wrong)
             if due or stop or wrong:
                 settle(late, setup, watch, wait=True)
             if due or stop:
-                processes.from_first(partial(save, state, setup))
+                processes.from_first(partial(save, state, setup, checkpoint.listed(state)))
                 saved = time.monotonic()
             if stop and state.step < plan.steps:
                 done = f"Interrupted after step {state.step} of {plan.steps}, saved"
@@ -319,7 +291,7 @@ def guarded(state: State, setup: Setup, late: Late, watch: Watch) -> Iterator[No
         yield
     except (BadData, LoaderLost):
         settle(late, setup, watch, wait=processes.world() == 1)
-        if state.step and processes.rank() == 0:
+        if state.step and processes.rank() == 0 and not in_parts(setup):  # parts need all processes
             checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
         raise
 
@@ -355,10 +327,34 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         yield Pass(both[0], both[1], labels)
 
 
-def save(state: State, setup: Setup) -> None:
+def engine_of(state: State, setup: Setup) -> method.Engine | None:
+    """What exchanges the gradients of several processes, for the parameters that learn now."""
+    if processes.world() == 1:
+        return None
+    from byol import engines
+
+    return engines.engine(state.method, state.optimizer, setup.config, setup.machine)
+
+
+def in_parts(setup: Setup) -> bool:
+    return setup.config.run.shard and processes.world() > 1
+
+
+def as_a_whole(state: State, setup: Setup) -> State:
+    """The state that the first process looks at: where weights are in parts, all processes bring them together."""
+    if not in_parts(setup):
+        return state
+    tensors = checkpoint.whole(state.method.online.state_dict())
+    if setup.whole is None:
+        return state
+    setup.whole.online.load_state_dict(tensors)
+    return state._replace(method=setup.whole)
+
+
+def save(state: State, setup: Setup, tensors: dict[str, torch.Tensor]) -> None:
     """Writes a checkpoint; only then asks whether the other processes have met too many bad images."""
     files.require_there(setup.out)
-    checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
+    checkpoint.save(setup.checkpoints, state, setup.config.run.keep, tensors)
     setup.collect_bad()
 
 

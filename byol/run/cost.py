@@ -23,6 +23,7 @@ from byol import method, networks, optim
 from byol.algorithm import Pass, update
 from byol.config import Config, Optim
 from byol.errors import UsageError, nearest
+from byol.parallel import processes
 from byol.run import machine
 from byol.run.machine import Machine
 
@@ -180,13 +181,16 @@ def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pac
     optimizer = optim.OPTIMIZERS["sgd"]([{"params": learned}], Optim(momentum=0.0))
     seconds: list[float] = []
     least, worked = TIMED_STEPS[0] + 1, 0.0
-    while len(seconds) < least or (len(seconds) <= TIMED_STEPS[1] and sum(seconds[1:]) < TIMED_SECONDS):
+    more = True
+    while more:
         began, cpu = time.perf_counter(), time.process_time()
         update(model, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
         if place.device.type == "cuda":
             torch.cuda.synchronize()
         worked += time.process_time() - cpu if seconds else 0.0
         seconds.append(time.perf_counter() - began)
+        more = len(seconds) < least or (len(seconds) <= TIMED_STEPS[1] and sum(seconds[1:]) < TIMED_SECONDS)
+        (more,) = processes.any_of(more)  # all take as many steps, as in each of them they wait for each other
     return Pace(statistics.median_low(seconds[1:]) / count, worked / sum(seconds[1:]))
 
 
