@@ -2,20 +2,26 @@
 
     python benchmarks/from_weights.py PART --cifar FOLDER --flowers FOLDER
 
-PART is continued, bolder, negatives, wrong, distilled or answers; `continued` comes first. CIFAR holds train/<class>/
-and test/<class>/, FLOWERS <class>/. Each part writes results/from-weights-PART.json; runs stay in runs/from-weights.
+PART is continued, bolder, negatives, wrong, distilled, answers, cells (with --bccd FOLDER), or photos: the recipes of
+`auto` at 64 px over three seeds, which the parts before it led to. `continued` comes before the parts that go on from
+its encoder. CIFAR holds train/<class>/ and test/<class>/, FLOWERS <class>/. Each part writes
+results/from-weights-PART.json; runs stay in runs/from-weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
+from PIL import Image
 
 from byol import data, neighbours
 from byol.checkpoint import BEST, ENCODER
@@ -67,8 +73,8 @@ def knn(encoder: Encoder, features: np.ndarray, labels: np.ndarray, classes: int
     return {"knn": round(float(np.mean(found)), 4), "half_range": round(half, 4), "splits": len(found)}
 
 
-def scored(path: Path, folder: str | Path, random: bool = False) -> Figures:
-    encoder = open_encoder(path, {"data.resolution": 16, "data.workers": 0})
+def scored(path: Path, folder: str | Path, random: bool = False, side: int = 16) -> Figures:
+    encoder = open_encoder(path, {"data.resolution": side, "data.workers": 0})
     encoder = random_encoder(encoder, 0) if random else encoder
     source = data.open_source(str(folder), encoder.config.data)
     features, kept = extract(encoder, source)
@@ -151,6 +157,60 @@ def negatives(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
         write("negatives", "going on and from scratch, both with negative examples", run, found, began)
 
 
+LARGE = {  # what `auto` takes for photographs in few minutes of one core
+    **SMALL,
+    "data.resolution": 64,
+    "network.small_images": False,
+    "network.projector_hidden": 1024,
+    "network.predictor_hidden": 1024,
+    "optim.batch": 128,
+}
+FAST = {
+    "network.zero_init_last": True,
+    "objective.name": "info-nce",
+    "objective.fade": 0.7,
+    "optim.optimizer": "adamw",
+    "optim.lr": 0.004,
+    "optim.predictor_lr": 1.0,
+    "optim.trust_coefficient": 0.001,
+}
+ADAMW = {"optim.optimizer": "adamw", "optim.lr": 0.002, "optim.predictor_lr": 1.0, "optim.trust_coefficient": 0.001}
+RECIPES: dict[str, Figures] = {  # from given weights
+    "lars": {"optim.encoder_lr": 0.3, "optim.head_epochs": 1, "optim.tau": 0.99},
+    "adamw": ADAMW | {"optim.head_epochs": 1, "optim.encoder_lr": 0.5, "optim.tau": 0.99},
+    "adamw, negatives that fade": FAST | {"optim.lr": 0.002, "optim.head_epochs": 1, "optim.encoder_lr": 0.5},
+}
+
+
+def photos(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
+    """CIFAR-10 at 64 px, then flowers5: every recipe from given weights, from scratch in up to five times the steps."""
+    began, found = time.process_time(), Figures()
+    for seed in SEEDS:
+        run, found[f"seed {seed}"] = photos_of(seed, cifar, flowers, count)
+        what = "nearest neighbours on flowers5 at 64 px, from given weights and from scratch"
+        write("photos", what, run, found, began)
+
+
+def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -> tuple[Run, Figures]:
+    def made(name: str, folder: Path, kind: str, steps: int, **more: Any) -> Run:
+        values = {**LARGE, "run.seed": seed, "optim.epochs": (steps + 0.5) * 128 / (count[kind] * 0.98), **more}
+        return pretrain(folder, RUNS / f"photos-{seed}-{name}", "cifar10-cpu", values)
+
+    first = made("start", cifar / "train", "cifar", 2000, **FAST)
+    here: Figures = {
+        "random": scored(first.out, flowers, random=True, side=64),
+        "start": {**scored(first.out, flowers, side=64), "steps": first.plan.steps},
+    }
+    for recipe, fields in RECIPES.items():
+        run = made(recipe, flowers, "flowers", 300, **{"network.init": str(first.out)}, **fields)
+        here[recipe] = told(run, **scored(run.out / ENCODER, flowers, side=64))
+        here[recipe]["best"] = scored(run.out / BEST, flowers, side=64)
+    for steps in (300, 600, 1500):
+        run = made(f"scratch-{steps}", flowers, "flowers", steps, **FAST)
+        here[f"scratch, {steps} steps"] = told(run, **scored(run.out / ENCODER, flowers, side=64))
+    return run, here
+
+
 def wrong(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     """The recipe of `continued` at 30 times its rate, for all, from the first step."""
     began = time.process_time()
@@ -216,6 +276,55 @@ def answers(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
     write("answers", "fit and predict on flowers5 beside the protocol and embed", first, found, began)
 
 
+def cells(cifar: Path, flowers: Path, count: Mapping[str, int], voc: Path) -> None:
+    """fit and predict on the annotated blood cells of BCCD beside the protocol; a quarter of the photos is test."""
+    began = time.process_time()
+    first = start(cifar / "train", count["cifar"])
+    folder, alone = crops(voc, RUNS / "cells"), {"data.workers": 0}
+    protocol = evaluate(
+        first.out,
+        str(folder),
+        ["transfer-linear"],
+        out=RUNS / "cells-evaluation",
+        settings=alone,
+        cache=RUNS / "features",
+    )["transfer-linear"]
+    options = Options(test=True, cache=RUNS / "features")
+    model = fit(first.out, folder, RUNS / "cells-model", options=options, settings=alone, overwrite=True)
+    predict(RUNS / "cells-model", folder / "test", RUNS / "cells.csv", settings=alone)
+    with (RUNS / "cells.csv").open() as file:
+        answers = list(csv.DictReader(file))
+    right = sum(row["file"].split("/")[0] == row["label"] for row in answers)
+    found = {
+        "protocol_top1": protocol["transfer-linear"].test["top1"].mean,
+        "fit_top1": model.facts.test["top1"],
+        "predicted_right": right / len(answers),
+        "predicted": len(answers),
+        "images": model.facts.images,
+        "validation": model.facts.validation,
+    }
+    write("cells", "fit and predict on crops of blood cells, three classes, beside the protocol", first, found, began)
+
+
+def crops(voc: Path, out: Path) -> Path:
+    """The boxes of a VOC tree as OUT/train/<class>/ and OUT/test/<class>/; of the commonest class at most 800."""
+    kept = Counter[tuple[str, str]]()
+    for number, path in enumerate(sorted((voc / "Annotations").glob("*.xml"))):
+        part = "test" if number % 4 == 0 else "train"
+        image = Image.open(voc / "JPEGImages" / f"{path.stem}.jpg").convert("RGB")
+        for found in ElementTree.parse(path).iter("object"):
+            label, box = str(found.findtext("name")), found.find("bndbox")
+            assert box is not None
+            left, top, right, bottom = (int(str(box.findtext(side))) for side in ("xmin", "ymin", "xmax", "ymax"))
+            if right - left < 10 or bottom - top < 10 or kept[part, label] >= (200 if part == "test" else 600):
+                continue
+            kept[part, label] += 1
+            place = out / part / label / f"{path.stem}-{kept[part, label]}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            image.crop((left, top, right, bottom)).save(place)
+    return out
+
+
 def embed_all(path: Path, folder: Path) -> None:
     encoder = open_encoder(path, {"data.workers": 0})
     extract(encoder, data.open_source(str(folder), encoder.config.data))
@@ -228,20 +337,25 @@ PARTS = {
     "wrong": wrong,
     "distilled": distilled,
     "answers": answers,
+    "photos": photos,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("part", choices=[*PARTS, "cells"])
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--flowers", type=Path, required=True)
+    parser.add_argument("--bccd", type=Path, help="a VOC tree of blood cells, for the part cells")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     Path("results").mkdir(exist_ok=True)
     places = {"cifar": arguments.cifar / "train", "flowers": arguments.flowers}
     count = {name: sum(1 for path in place.rglob("*.*") if path.is_file()) for name, place in places.items()}
-    PARTS[arguments.part](arguments.cifar, arguments.flowers, count)
+    if arguments.part == "cells":
+        cells(arguments.cifar, arguments.flowers, count, arguments.bccd)
+    else:
+        PARTS[arguments.part](arguments.cifar, arguments.flowers, count)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 FOLDER holds train/<class>/ and test/<class>/. The runs are cells of `byol table target-decay` (the paper's τ of 0.99):
 what is finished is not repeated. Writes results/precision.json with the linear accuracy on the test images and the
-monitor's kNN over the run, each with its range over the seeds; `benchmarks/render.py` puts it into the README.
+monitor's kNN over the run, each with its range over the seeds; `benchmarks/render.py` puts it into docs/speed.md.
 """
 
 from __future__ import annotations

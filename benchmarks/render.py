@@ -1,4 +1,7 @@
-"""Renders results/ into the README, so that no figure there is typed by hand: `python benchmarks/render.py`."""
+"""Renders results/ into the README and docs/, so that no figure there is typed by hand: `python benchmarks/render.py`.
+
+A page holds its figures between `<!-- NAME: … -->` and `<!-- /NAME -->`; `rendered` is what every such page should say.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,12 @@ from byol.evals.metrics import shown
 from byol.evals.spec import PROTOCOLS, Specs
 from byol.run.files import read_json, write_atomically
 from byol.tables.record import read_table
-from byol.tables.render import markdown
+from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"(<!-- results:.*?-->\n).*?(<!-- /results -->)", re.DOTALL)
-TABLES = re.compile(r"(<!-- tables:.*?-->\n).*?(<!-- /tables -->)", re.DOTALL)
-VERDICTS = re.compile(r"(<!-- verdicts:.*?-->\n).*?(<!-- /verdicts -->)", re.DOTALL)
-SPEED = re.compile(r"(<!-- speed:.*?-->\n).*?(<!-- /speed -->)", re.DOTALL)
-WEIGHTS = re.compile(r"(<!-- weights:.*?-->\n).*?(<!-- /weights -->)", re.DOTALL)
 PLOT = "speed.png"
+WITH_FIGURES = ("results", "learning", "from-weights", "speed", "paper-tables")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 # In the order of the table; where a goal is not reached, what bounds it.
 BOUNDS = {
     "pretrain-32": "the encoder's own passes, which all contestants compute: two thirds of a step are convolutions",
@@ -57,6 +57,20 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
         speed = statistics.mean(r["images_per_second"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for who in ("byol", "random") for what in ("linear", "knn")]
         lines.append(f"| {name} | {len(runs)} | {minutes:.1f} | {speed:.0f} | {' | '.join(scores)} |")
+    return "\n".join(lines) + "\n"
+
+
+def demo(record: dict[str, Any]) -> str:
+    """The three encoders of `byol demo`."""
+    lines = [
+        f"`byol demo` on {record['threads']} threads of an idle machine, {record['seconds'] / 60:.1f} minutes in all:",
+        "test accuracy on rendered scenes of ten kinds, of three encoders of one shape, one seed.",
+        "",
+        "| encoder | linear | kNN |",
+        "|---|---|---|",
+    ]
+    for name, scores in record["results"].items():
+        lines.append(f"| {name} | {100 * scores['linear']:.1f} % | {100 * scores['knn']:.1f} % |")
     return "\n".join(lines) + "\n"
 
 
@@ -201,11 +215,16 @@ def half_range(value: dict[str, float]) -> str:
     return f"{100 * value['mean']:.1f} ± {100 * value['half_range']:.1f} %"
 
 
-def with_tables(readme: str, results: Path) -> str:
-    """The README with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
+def filled(page: str, name: str, text: str) -> str:
+    """The page with `text` between its two marks of this name."""
+    marks = re.compile(rf"(<!-- {name}:.*?-->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return marks.sub(lambda match: match[1] + text + match[2], page)
+
+
+def with_tables(page: str, results: Path) -> str:
+    """The page with every NAME-SCALE.json that `byol table` wrote and somebody committed to `results`."""
     found = [markdown(read_table(path)) for path in sorted(results.glob("*.json"))]
-    text = "\n".join(found) or "No table has been run at the cpu scale and committed yet.\n"
-    return TABLES.sub(lambda match: match[1] + text + match[2], readme)
+    return filled(page, "tables", "\n".join(found) or "No table has been run at the cpu scale and committed yet.\n")
 
 
 def speeds(results: Path) -> list[dict[str, Any]]:
@@ -214,11 +233,11 @@ def speeds(results: Path) -> list[dict[str, Any]]:
     return [record for record in found if record["idle"]]
 
 
-def with_speed(readme: str, results: Path) -> str:
+def with_speed(page: str, results: Path) -> str:
     found, precision = speeds(results), results / "precision.json"
     known = read_json(precision) if precision.exists() else None
     text = speed_section(found, known) if found else "Not measured yet on an idle machine: `make bench` does it.\n"
-    return SPEED.sub(lambda match: match[1] + text + match[2], readme)
+    return filled(page, "speed", text)
 
 
 def precision_lines(record: dict[str, Any]) -> list[str]:
@@ -263,7 +282,7 @@ def speed_section(found: list[dict[str, Any]], precision: dict[str, Any] | None)
     if precision:
         lines += ["", *precision_lines(precision)]
     if tried:
-        lines += ["", f"![Images a second beside the peers](results/{PLOT})"]
+        lines += ["", f"![Images a second beside the peers](../results/{PLOT})"]
     return "\n".join(lines) + "\n"
 
 
@@ -387,36 +406,89 @@ def from_weights(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def scores(results: Path) -> str:
+    """Everything that was pretrained and evaluated here, in one page."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted((ROOT / "results").glob("cifar10-*-seed*.json")):
+    for path in sorted(results.glob("cifar10-*-seed*.json")):
         groups[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
-    text = table(sorted(groups.items()))
     timed: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted((ROOT / "results").glob("auto-*-seed*.json")):
+    for path in sorted(results.glob("auto-*-seed*.json")):
         timed[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
-    text += "\n" + by_auto(sorted(timed.items()))
-    text += "\n" + recipes(read_json(ROOT / "results" / "fast-recipes.json"))
-    found = [(path.stem, read_json(path)) for path in sorted((ROOT / "results").glob("evaluation-*.json"))]
-    compared = [(stem, record) for stem, record in found if "encoders" in record]
-    if compared:
-        text += "\n" + evaluations(compared)
-    pixels = [(path.stem, read_json(path)) for path in sorted((ROOT / "results").glob("dense-*.json"))]
-    if pixels:
-        text += "\n" + dense(pixels)
-    if (ROOT / "results" / "scaling.json").exists():
-        text += "\n" + scaling(read_json(ROOT / "results" / "scaling.json"))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rendered = BLOCK.sub(lambda match: match[1] + text + match[2], readme)
-    rendered = with_tables(rendered, ROOT / "results" / "tables")
-    if (ROOT / "results" / "verdicts.json").exists():
-        told = verdicts(read_json(ROOT / "results" / "verdicts.json"))
-        rendered = VERDICTS.sub(lambda match: match[1] + told + match[2], rendered)
-    write_atomically(ROOT / "README.md", with_speed(rendered, ROOT / "results").encode())
-    page = ROOT / "docs" / "from-weights.md"
-    text = page.read_text(encoding="utf-8")
-    text = WEIGHTS.sub(lambda match: match[1] + from_weights(ROOT / "results") + match[2], text)
-    write_atomically(page, text.encode())
+    parts = [demo(read_json(results / "demo.json")), table(sorted(groups.items())), by_auto(sorted(timed.items()))]
+    parts.append(recipes(read_json(results / "fast-recipes.json")))
+    found = [(path.stem, read_json(path)) for path in sorted(results.glob("evaluation-*.json"))]
+    parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
+    parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
+    parts.append(scaling(read_json(results / "scaling.json")))
+    return "\n".join(parts)
+
+
+def headline(results: Path) -> str:
+    """What the README says at once: good and bad, each with the page that tells how."""
+    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-seed0.json")
+    quick, told = read_json(results / "auto-4m-imagenette-seed0.json"), read_json(results / "verdicts.json")
+    counts = told["counts"]["all"]["all"]
+    small, large = (
+        {goal["what"]: goal for goal in read_json(results / f"speed-pretrain-{side}.json")["goals"]}
+        for side in (32, 224)
+    )
+    tuned = "… against the best peer tuned"
+    lines = ["| what | figure | beside it |", "|---|---|---|"]
+
+    def line(page: str, what: str, figure: str, beside: str) -> None:
+        lines.append(f"| [{what}](docs/{page}.md) | {figure} | {beside} |")
+
+    def share(value: float) -> str:
+        return f"{100 * value:.1f} %"
+
+    ours = demo["results"]
+    minutes, way = demo["seconds"] / 60, [f"{name} {share(ours[name]['linear'])}" for name in ("random", "supervised")]
+    line("results", f"the demo, {minutes:.0f} minutes, linear", share(ours["BYOL"]["linear"]), ", ".join(way))
+    what = f"CIFAR-10 JPEGs, {long['pretraining_minutes']:.0f} minutes of two cores, linear"
+    line("results", what, share(long["byol"]["linear"]), f"random {share(long['random']['linear'])}")
+    beside = f"untrained {share(quick['untrained']['knn'])}"
+    images = re.search(r"on (\d+) images", quick["what"])
+    what = f"`auto` on {images[1] if images else 'some'} photos, {quick['budget'].split()[0].rstrip('m')} minutes, kNN"
+    line("results", what, share(quick["byol"]["knn"]), beside)
+    for side, goals in ((32, small), (224, large)):
+        goal = goals[tuned]
+        aim = f"goal {quantity(goal['goal'], '×')}: {'reached' if goal['reached'] else 'missed'}"
+        line("speed", f"speed at {side} px, best peer tuned = 1", quantity(goal["figure"], "×"), aim)
+    missed, alarms = counts["collapsed_missed"] + counts["worse_missed"], counts["false_alarms"]
+    bad = counts["collapsed"] + counts["worse"]
+    line(
+        "learning",
+        "bad runs that the verdict missed",
+        f"{missed} of {bad}",
+        f"{alarms} alarms in {counts['better']} good runs",
+    )
+    tables = [read_table(path) for path in sorted((results / "tables").glob("*.json"))]
+    orders = [agreement(each, each.columns[0].title) for each in tables]
+    agree, pairs = sum(each.clear_agree for each in orders), sum(each.clear_pairs for each in orders)
+    what = f"pairs of rows in the paper's order, {len(tables)} tables"
+    line("paper-tables", what, f"{agree} of {pairs}", "at a laptop's scale: two epochs at 16 px")
+    return "\n".join(lines) + "\n"
+
+
+def rendered(results: Path) -> dict[Path, str]:
+    """Every page that holds figures, as it should be."""
+    pages = {name: (ROOT / name).read_text("utf-8") for name in PAGES}
+    for name, block, make in (
+        ("README.md", "headline", headline),
+        ("docs/results.md", "results", scores),
+        ("docs/learning.md", "verdicts", lambda place: verdicts(read_json(place / "verdicts.json"))),
+        ("docs/from-weights.md", "weights", from_weights),
+    ):
+        assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"
+        pages[name] = filled(pages[name], block, make(results))
+    pages["docs/speed.md"] = with_speed(pages["docs/speed.md"], results)
+    pages["docs/paper-tables.md"] = with_tables(pages["docs/paper-tables.md"], results / "tables")
+    return {ROOT / name: text for name, text in pages.items()}
+
+
+def main() -> None:
+    for path, text in rendered(ROOT / "results").items():
+        write_atomically(path, text.encode())
     plot(speeds(ROOT / "results"), ROOT / "results" / PLOT)
 
 

@@ -3,8 +3,9 @@
     python benchmarks/verdicts.py --cifar10 FOLDER --imagenette FOLDER --flowers FOLDER
 
 CIFAR-10's folder holds train/<class>/ and test/<class>/; a part of it is copied. Every run is short (16 px, a few
-hundred steps, less than a minute of one core), and what is finished is not repeated. Writes results/verdicts.json with
-all looks, words, hits, misses and false alarms; `benchmarks/render.py` puts it into the README.
+hundred steps, less than a minute of one core), and what is finished, also in the committed record, is not repeated.
+Writes results/verdicts.json with all looks, words, hits, misses and false alarms, which `benchmarks/render.py` puts
+into docs/learning.md.
 
 Labels are the truth: an encoder is better than the untrained network when the accuracy of a linear classifier or of
 nearest neighbours is two points above the untrained network's and neither is two points below; it is worse when both
@@ -40,6 +41,7 @@ from byol.run.verdict import measured
 from byol.tables.record import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "results" / "verdicts.json"
 WHAT = "the monitor's verdict on every run, beside what labels say of its encoder and of the untrained network"
 POINTS = 0.02  # of accuracy, that tell better and worse from level
 HELD_OUT_FROM = 2  # the seed
@@ -73,6 +75,10 @@ STRONG = {
         **{"area_min": 0.001, "area_max": 0.01, "jitter": 1.0, "brightness": 1.0, "contrast": 1.0},
         **{"saturation": 1.0, "hue": 0.5, "grayscale": 0.5, "solarize": 0.5},
     }.items()
+}
+FADE: Settings = {  # what auto takes
+    **{"objective.name": "info-nce", "objective.fade": 0.7, "optim.optimizer": "adamw", "optim.lr": 0.004},
+    **{"optim.predictor_lr": 1.0, "optim.trust_coefficient": 0.001, "optim.tau": 0.97},
 }
 CROP_ONLY = {f"views.{each}.{name}": 0.0 for each in ("t", "t_prime") for name in ("jitter", "grayscale", "solarize")}
 
@@ -113,6 +119,9 @@ def cells() -> Iterator[Cell]:
         "simclr, batch 128": SIMCLR | {"optim.batch": 128},
         "simclr, rate 2 times": SIMCLR | {"optim.lr": 0.8},
         "tau 0, predictor": TAU_0,
+        "negatives that fade": FADE,
+        "negatives that fade, crop only": FADE | CROP_ONLY,
+        "negatives that fade, half the rate": FADE | {"optim.lr": 0.002},
     }
     for number, (name, settings) in enumerate(failing.items()):
         yield Cell(name, "same" if name == "all equal" else SETS[number % 3], 0, settings)
@@ -186,6 +195,14 @@ def computed(cell: Cell, folder: Path, work: Path) -> dict[str, Any]:
         "settings": settings,
         "looks": looks,
     }
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """The cells of the committed record, without what was made of them."""
+    before = read_json(RECORD)["cells"] if RECORD.exists() else []
+    kept = ("name", "data", "seed", "status", "trained", "untrained", "seconds", "settings", "looks")
+    fresh = [cell for cell in before if cell["status"] != "committed"]
+    return {Cell(c["name"], c["data"], c["seed"]).key: {k: c[k] for k in kept if k in c} for c in fresh}
 
 
 def truth(cell: dict[str, Any]) -> str:
@@ -280,9 +297,12 @@ def main() -> None:
     torch.set_num_threads(1)
     folders = prepared(arguments.work, arguments.cifar10)
     folders |= {"imagenette": arguments.imagenette, "flowers": arguments.flowers}
-    found = []
+    found, known = [], recorded()
     for cell in cells():
         path = arguments.work / "cells" / f"{cell.key}.json"
+        if cell.key in known and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, known[cell.key])
         if not path.exists() and time.process_time() < arguments.minutes * 60:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, computed(cell, folders[cell.data], arguments.work))
@@ -295,7 +315,7 @@ def main() -> None:
         if cell["status"] == "committed":
             del cell["looks"]  # which the tables hold
     record = {"what": WHAT, "counts": summary(found), "commit": commit(), "versions": versions(), "cells": found}
-    write_json(ROOT / "results" / "verdicts.json", record)
+    write_json(RECORD, record)
     print(record["counts"]["all"])
 
 

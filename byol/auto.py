@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from byol.config import Config, Data, Network, Objective, Optim, Runtime, Views, apply
+from byol.kinds import views as views_of_kind
 from byol.presets import Facts, Reason, fast, seconds_of, small_views
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ def _planned(choices: Choices, shape: Shape) -> Config:
     held = 2 * resolution if facts.side >= 3 * resolution else 0
     data = Data(resolution=resolution, shrink=choices.get("data.shrink", held))
     optim = Optim(weight_decay=1e-6, batch=choices.get("optim.batch", _auto_batch(facts, resolution)))
-    views = small_views() if resolution <= 64 else Views()
+    views, _ = views_of_kind(facts.kind, small_views() if resolution <= 64 else Views(), facts.channels)
     run = Runtime(device=choices.get("run.device", "auto"), precision=choices.get("run.precision", "auto"))
     config = fast(Config(data=data, views=views, network=network, optim=optim, run=run))
     if choices.get("objective.name", "info-nce") != "info-nce" or choices.get("objective.normalization", "l2") != "l2":
@@ -124,6 +125,7 @@ def _planned(choices: Choices, shape: Shape) -> Config:
 def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config, list[Reason]]:
     """The config with its length, and every reason."""
     facts, resolution, batch = choices.facts, config.data.resolution, config.optim.batch
+    _say_kind(choices, resolution)
     config, timing = _precision(choices, config, timing)
     why = f"the images' short side is typically {facts.side} px"
     if not facts.accelerator and facts.side >= resolution * 1.5:
@@ -147,7 +149,8 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     steps = passes * facts.images / batch
     each = timing.seconds * batch
     step = f"{1000 * each:.3g} ms" if each < 1 else f"{each:.3g} s"
-    why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {timing.budget / 60:.3g} minutes"
+    minutes = f"{timing.budget / 60:.3g} minute{'s' * (timing.budget != 60)}"
+    why = f"about {steps:,.0f} steps of {step}, {facts.source}, in {minutes}"
     choices.say("optim.epochs", passes, f"{why}; at most {MOST_PASSES:,} passes over the images")
     epochs = choices.get("optim.epochs", passes)
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
@@ -158,6 +161,16 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     tau = choices.get("optim.tau", round(decay, 4))
     optim = replace(config.optim, epochs=epochs, warmup_epochs=epochs / 20, tau=tau)
     return replace(config, optim=optim), choices.reasons
+
+
+def _say_kind(choices: Choices, resolution: int) -> None:
+    """What the kind of the images switches in both views, and why."""
+    facts = choices.facts
+    if facts.kind:
+        choices.say("views", f"of {facts.kind} images", facts.kind_why)
+        base = small_views() if resolution <= 64 else Views()
+        for switch in views_of_kind(facts.kind, base, facts.channels)[1]:
+            choices.say("views", str(switch), switch.why)
 
 
 def _precision(choices: Choices, config: Config, timing: Timing) -> tuple[Config, Timing]:

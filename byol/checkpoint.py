@@ -201,14 +201,22 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer, p
 
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:
     """The encoder alone, in torchvision's names, with what is needed to rebuild and use it in the header."""
-    network = {name: getattr(config.network, name) for name in ENCODER_FIELDS}
     views = {"views": flatten(config.views), "resolution": config.data.resolution}
-    header = {"format": "pt", "byol": json.dumps({"format": FORMAT, "network": network, **views, **extra})}
+    if config.data.range != Config().data.range:
+        views["range"] = config.data.range
+    told = {"format": FORMAT, "network": encoder_shape(config.network), **views, **extra}
+    header = {"format": "pt", "byol": json.dumps(told)}
     tensors = {
         name: value.detach().float().cpu().contiguous() if value.is_floating_point() else value.cpu()
         for name, value in encoder.state_dict().items()
     }
     write_atomically(path, as_file(tensors, header))
+
+
+def encoder_shape(network: Network) -> dict[str, Any]:
+    """The fields of a network that its encoder depends on; the channels of images only where they are not colours."""
+    shape = {name: getattr(network, name) for name in ENCODER_FIELDS}
+    return shape if network.channels == 3 else {**shape, "channels": network.channels}
 
 
 def encoder_path(path: str | Path) -> Path:
@@ -222,7 +230,7 @@ def encoder_path(path: str | Path) -> Path:
 
 
 def encoder_header(path: str | Path) -> dict[str, Any]:
-    """What `save_encoder` wrote beside the weights: network, views, resolution, step."""
+    """What `save_encoder` wrote beside the weights: network, views, resolution, range of values, step."""
     file = encoder_path(path)
     try:
         with opened_tensors(file) as opened:
@@ -239,10 +247,11 @@ def encoder_header(path: str | Path) -> dict[str, Any]:
 
 def encoder_settings(header: Mapping[str, Any]) -> dict[str, Any]:
     """The config fields that a header holds."""
-    stored = {"zero_init_last": False, **header["network"]}  # which the first files do not name
-    views, network = header["views"], {name: stored[name] for name in ENCODER_FIELDS}
+    stored = {"zero_init_last": False, "channels": 3, **header["network"]}  # which the first files do not name
+    views, network = header["views"], {name: stored[name] for name in (*ENCODER_FIELDS, "channels")}
     rooms = {f"{room}.{n}": v for room, own in (("views", views), ("network", network)) for n, v in own.items()}
-    return {**rooms, "data.resolution": header["resolution"]}
+    values = {"data.channels": stored["channels"], "data.range": header.get("range", "auto")}
+    return {**rooms, **values, "data.resolution": header["resolution"]}
 
 
 def load_encoder(path: str | Path) -> nn.Module:

@@ -17,14 +17,29 @@ T = TypeVar("T")
 MOST_STEPS = 999_999_999  # the name of a checkpoint has nine digits for its step
 
 
-def option(default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False) -> T:
-    """A config field: its default, its help text, its range, and whether a run may go on when it has changed."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "on_resume": on_resume})
+def option(
+    default: T, help: str, *, low: float = -math.inf, high: float = math.inf, on_resume: bool = False, auto: Any = None
+) -> T:
+    """A config field: its default, its help text, its range, whether a run may go on when it has changed, and the value
+    that the word auto stands for."""
+    told = {"help": help, "low": low, "high": high, "on_resume": on_resume}
+    return field(default=default, metadata=told if auto is None else {**told, "auto": auto})
 
 
 @dataclass(frozen=True)
 class Data:
     resolution: int = option(224, "side of the square views, in pixels", low=8, high=2048)
+    channels: int = option(
+        0, "channels of an image; 0 or auto: as many as the images have, 3 for 8-bit pictures", low=0, high=4096, auto=0
+    )
+    range: str = option(
+        "auto",
+        "values that become 0 and 1: auto (by the images), 8-bit, dtype, percentiles, or LOW,HIGH, for each channel "
+        "LOW,HIGH;LOW,HIGH;…",
+    )
+    bands: str = option(
+        "", "channels drawn as red, green and blue, such as 4,3,2; principal components if empty", on_resume=True
+    )
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
     shrink: int = option(0, "short side to which larger images are shrunk, smoothly, first; 0: none", low=0, high=2**16)
     in_memory: Literal["auto", "always", "never"] = option(
@@ -74,6 +89,22 @@ class View:
     sigma_max: float = option(2.0, "largest blur, in pixels", low=0.001, high=1000)
     plugin: float = option(0.0, "probability of each operation that a --plugin adds", low=0, high=1)
     solarize: float = option(0.0, "probability of solarization", low=0, high=1)
+    # Beyond the paper, for images without an up and for channels that are not colours; off unless asked for.
+    flip_vertical: float = option(0.0, "probability of an upside-down flip", low=0, high=1)
+    quarter_turn: float = option(
+        0.0, "probability of a turn by 0, 90, 180 or 270 degrees, each as likely", low=0, high=1
+    )
+    rotate: float = option(
+        0.0, "probability of a rotation by any angle; the crop is mirrored at its border", low=0, high=1
+    )
+    angle: float = option(15.0, "largest rotation to either side, in degrees", low=0, high=180)
+    channel_jitter: float = option(0.0, "probability that every channel changes on its own", low=0, high=1)
+    channel_brightness: float = option(0.4, "largest brightness change of a channel", low=0, high=1)
+    channel_contrast: float = option(0.4, "largest contrast change of a channel", low=0, high=1)
+    channel_drop: float = option(0.0, "probability that some channels are blackened, but never all", low=0, high=1)
+    drop_share: float = option(0.3, "largest share of the channels that is blackened; one at least", low=0, high=1)
+    noise: float = option(0.0, "probability of Gaussian noise", low=0, high=1)
+    deviation: float = option(0.1, "largest deviation of the noise, where white is 1", low=0, high=1)
 
 
 @dataclass(frozen=True)
@@ -90,17 +121,23 @@ class Views:
     border: Literal["zero", "reflect"] = option(
         "zero", "what the blur sees outside the image; the reference code: zero"
     )
-    mean: tuple[float, float, float] = option(
-        (0.485, 0.456, 0.406), "colour mean subtracted from the views (ImageNet's)", low=-1000, high=1000
+    mean: tuple[float, ...] = option(
+        (0.485, 0.456, 0.406),
+        "each channel's mean, subtracted from the views (ImageNet's); auto, and images other than 8-bit colours unless "
+        "it is given: measured",
+        low=-1000,
+        high=1000,
+        auto=(),
     )
-    std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "colour deviation the views are divided by", low=1e-6, high=1000
+    std: tuple[float, ...] = option(
+        (0.229, 0.224, 0.225), "deviation that views are divided by; likewise", low=1e-6, high=1000, auto=()
     )
 
 
 @dataclass(frozen=True)
 class Network:
     encoder: str = option("resnet50", "resnet18|34|50|101|152|200, or timm:NAME")
+    channels: int = option(3, "channels of the encoder's input; follows data.channels and the images", low=1, high=4096)
     width: float = option(1.0, "multiplies every channel count of the ResNet", low=0.01, high=16)
     small_images: bool = option(False, "3x3 stem without stride or pooling, for images of 32-64 px")
     zero_init_last: bool = option(False, "start the last batch norm of each block at 0 (today's Haiku; the paper: 1)")
@@ -199,6 +236,9 @@ class Optim:
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
 
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
+
+
 @dataclass(frozen=True)
 class Runtime:
     seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)
@@ -241,7 +281,11 @@ class Runtime:
     timeout: float = option(
         60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
     )
-    tensorboard: bool = option(False, "also write TensorBoard events (extra: tensorboard)", on_resume=True)
+    log: str = option("", "loggers to tell as well, joined by commas: tensorboard, wandb, mlflow", on_resume=True)
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.log.split(",") if name.strip())
 
 
 @dataclass(frozen=True)
@@ -281,7 +325,7 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
 
     `check` is for the last layer of several: it compares fields with each other.
     """
-    from byol.config_values import convert  # the rules of types and ranges, a file of their own
+    from byol.config_values import check_together, convert  # the rules of types and ranges, a file of their own
 
     known = {name: (kind, metadata) for name, kind, metadata in declared(type(config))}
     for name, value in overrides.items():
@@ -293,58 +337,13 @@ def apply(config: T, overrides: Mapping[str, Any], origin: str = "overrides", ch
             value = value.item()  # a number of numpy or torch
         config = _replace(config, name.split("."), convert(value, kind, metadata, f"{origin}: {name}"))
     if check and isinstance(config, Config):
-        _check(config, origin)
+        check_together(config, origin)
     return config
 
 
 def _replace(config: Any, path: list[str], value: Any) -> Any:
     head, *rest = path
     return replace(config, **{head: _replace(getattr(config, head), rest, value) if rest else value})
-
-
-def _check(config: Config, origin: str) -> None:
-    """What no single field can see."""
-    for name in ("t", "t_prime"):
-        view: View = getattr(config.views, name)
-        for what in ("area", "ratio", "sigma"):
-            if getattr(view, f"{what}_min") > getattr(view, f"{what}_max"):
-                raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
-    if config.optim.batch % config.optim.accumulate:
-        raise UsageError(
-            f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
-            f"optim.accumulate ({config.optim.accumulate})."
-        )
-    if config.optim.batch == config.optim.accumulate:
-        raise UsageError(f"{origin}: batch normalization needs two images a pass: optim.batch / optim.accumulate is 1.")
-    if config.objective.name == "info-nce" and config.objective.normalization != "l2":
-        raise UsageError(
-            f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
-            "info-nce compares by the cosine, which is l2."
-        )
-    for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
-        if config.run.shard and set_too:
-            raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
-    _check_target(config.network, origin)
-    batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
-    if config.network.predictor == "optimal-linear" and batch <= size:
-        raise UsageError(
-            f"{origin}: a linear predictor of {size} features fits {batch} images a pass exactly and leaves nothing to "
-            "learn. Lower network.projection below the images a pass."
-        )
-
-
-def _check_target(network: Network, origin: str) -> None:
-    """Only a fixed target has a shape or weights of its own: any other one follows the online network."""
-    own = {
-        "target_init": network.target_init not in ("independent", "same"),
-        "target_encoder": bool(network.target_encoder),
-        "target_projector_hidden": bool(network.target_projector_hidden),
-    }
-    for name in (name for name, given in own.items() if given and network.target != "fixed"):
-        raise UsageError(
-            f"{origin}: network.{name} {getattr(network, name)} is for network.target fixed; a target that is "
-            f"{network.target} has the online network's shape and start."
-        )
 
 
 @dataclass(frozen=True)

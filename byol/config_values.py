@@ -1,4 +1,5 @@
-"""What a value of a config field may be: text, numbers and lists to the field's own type, within its range."""
+"""What a value of a config field may be: text, numbers and lists to the field's own type, within its range, and in
+agreement with the other fields."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from byol.config import LOGGERS, Config, Network, View
 from byol.errors import UsageError, nearest
+
+RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
 
 
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
     """The value in the type of its field; a `UsageError` says where it has another, or is out of range."""
+    if "auto" in metadata and (value == "auto" or (isinstance(value, list | tuple) and list(value) in ([], ["auto"]))):
+        return metadata["auto"]
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
@@ -61,3 +67,68 @@ def _convert_plain(value: Any, kind: type, where: str) -> Any:
             pass
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
     raise UsageError(f"{where} must be {expected}, not {value!r}.")
+
+
+def bounds(text: str, origin: str = "config") -> tuple[tuple[float, float], ...]:
+    """The pairs of data.range, one for all channels or one for each; none for a word."""
+    if text in RANGES:
+        return ()
+    try:
+        pairs = [tuple(float(number) for number in pair.split(",")) for pair in text.split(";")]
+    except ValueError:
+        pairs = []
+    if not pairs or not all(len(p) == 2 and all(map(math.isfinite, p)) and p[0] < p[1] for p in pairs):
+        raise UsageError(
+            f"{origin}: data.range must be {', '.join(RANGES)} or two rising numbers such as 0,4095, with a "
+            f"semicolon between those of different channels, not {text[:80]!r}."
+        )
+    return tuple((low, high) for low, high in pairs)
+
+
+def check_together(config: Config, origin: str) -> None:
+    """What no single field can see."""
+    bounds(config.data.range, origin)
+    for name in ("t", "t_prime"):
+        view: View = getattr(config.views, name)
+        for what in ("area", "ratio", "sigma"):
+            if getattr(view, f"{what}_min") > getattr(view, f"{what}_max"):
+                raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
+    if config.optim.batch % config.optim.accumulate:
+        raise UsageError(
+            f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
+            f"optim.accumulate ({config.optim.accumulate})."
+        )
+    if config.optim.batch == config.optim.accumulate:
+        raise UsageError(f"{origin}: batch normalization needs two images a pass: optim.batch / optim.accumulate is 1.")
+    if config.objective.name == "info-nce" and config.objective.normalization != "l2":
+        raise UsageError(
+            f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
+            "info-nce compares by the cosine, which is l2."
+        )
+    for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
+        if config.run.shard and set_too:
+            raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
+    _check_target(config.network, origin)
+    for name in config.run.loggers:
+        if name not in LOGGERS:
+            raise UsageError(f"{origin}: there is no logger '{name}' for run.log. {nearest(name, LOGGERS)}")
+    batch, size = config.optim.batch // config.optim.accumulate, config.network.projection
+    if config.network.predictor == "optimal-linear" and batch <= size:
+        raise UsageError(
+            f"{origin}: a linear predictor of {size} features fits {batch} images a pass exactly and leaves nothing to "
+            "learn. Lower network.projection below the images a pass."
+        )
+
+
+def _check_target(network: Network, origin: str) -> None:
+    """Only a fixed target has a shape or weights of its own: any other one follows the online network."""
+    own = {
+        "target_init": network.target_init not in ("independent", "same"),
+        "target_encoder": bool(network.target_encoder),
+        "target_projector_hidden": bool(network.target_projector_hidden),
+    }
+    for name in (name for name, given in own.items() if given and network.target != "fixed"):
+        raise UsageError(
+            f"{origin}: network.{name} {getattr(network, name)} is for network.target fixed; a target that is "
+            f"{network.target} has the online network's shape and start."
+        )

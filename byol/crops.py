@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,53 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from byol.config import Data
+
 # One parameter an image: a tensor (B,), or one number for all.
 PerImage = Tensor | float
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 MARGIN = 256 / 224  # an evaluated image's short side, once resized, over the side of the central crop
+
+
+class Scale(NamedTuple):
+    """The stored values that become 0 and 1 in a view, one for all channels or one for each; what is beyond is cut."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def scale_of(data: Data) -> Scale | None:
+    """As a config whose range is settled has it; None: 8-bit values, of which 255 becomes 1."""
+    return _scale(data.range)
+
+
+@lru_cache(maxsize=16)
+def _scale(text: str) -> Scale | None:
+    from byol.config_values import bounds  # with the other rules of fields, which a loop that runs does not need
+
+    pairs = bounds(text)
+    return Scale(*zip(*pairs, strict=True)) if pairs else None
+
+
+@lru_cache(maxsize=16)
+def _ends(scale: Scale) -> tuple[Tensor, Tensor]:
+    """What is subtracted, and what is divided by then: float32 (C or 1, 1, 1) each."""
+    low, high = (np.array(values)[:, None, None] for values in scale)
+    return torch.from_numpy(low.astype(np.float32)), torch.from_numpy((high - low).astype(np.float32))
+
+
+def scaled(image: Tensor, scale: Scale) -> Tensor:
+    """Stored values (C, H, W) of any type as float32 in [0, 1]; what is not a number becomes 0."""
+    low, span = _ends(scale)
+    values = image.to(torch.float32, copy=True).sub_(low).div_(span)
+    if image.is_floating_point():
+        values.nan_to_num_(0.0)
+    return values.clamp_(0, 1)
+
+
+def _eight_bits(image: Tensor, scale: Scale | None) -> bool:
+    """Whether an image has the values that 8-bit files have; they are divided after resizing, where there are fewer."""
+    return scale is None or (image.dtype == torch.uint8 and set(scale.low) == {0.0} and set(scale.high) == {255.0})
 
 
 class Box(NamedTuple):
@@ -152,44 +196,55 @@ def _matrix(taps: _Taps, start: Tensor | int, length: int) -> Tensor:
     return torch.zeros(*index.shape[:-1], length).scatter_add_(-1, index, taps.weight.movedim(0, -1))
 
 
-def _resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows (B or 1, h, H) times images (B, 3, H, W) times columns (B or 1, w, W) transposed, in [0, 1]."""
+def _resample(images: Tensor, rows: Tensor, columns: Tensor, scale: Scale | None) -> Tensor:
+    """rows (B or 1, h, H) times images (B, C, H, W) times columns (B or 1, w, W) transposed, in [0, 1]."""
     batch, channels, height, width = images.shape
-    # A line's three channels stand side by side, so that one matrix product serves them all.
+    # A line's channels stand side by side, so that one matrix product serves them all.
     lines = images.transpose(1, 2).contiguous()
-    lines = lines / 255 if images.dtype == torch.uint8 else lines
+    if not _eight_bits(images, scale):
+        assert scale
+        low, span = (sent(end, lines.device).movedim(0, 1) for end in _ends(scale))  # (1, C or 1, 1)
+        lines = lines.to(torch.float32).sub_(low).div_(span)
+        lines = (lines.nan_to_num_(0.0) if images.is_floating_point() else lines).clamp_(0, 1)
+    elif images.dtype == torch.uint8:
+        lines = lines / 255
     rows, columns = (sent(m.to(lines.dtype), lines.device).expand(batch, -1, -1) for m in (rows, columns))
     lines = torch.bmm(rows, lines.view(batch, height, channels * width)).view(batch, -1, width)
     lines = torch.bmm(lines, columns.transpose(1, 2)).view(batch, rows.shape[1], channels, -1).transpose(1, 2)
     return torch.clamp(lines, 0, 1, out=torch.empty_like(lines, memory_format=torch.contiguous_format))
 
 
-def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False) -> Tensor:
-    """Boxes (B,) of images (B, 3, H, W), uint8 or float in [0, 1], as float (B, 3, size, size) in [0, 1].
+def crop_resize(images: Tensor, box: Box, size: int, antialias: bool = False, scale: Scale | None = None) -> Tensor:
+    """Boxes (B,) of images (B, C, H, W) as float (B, C, size, size) in [0, 1]. Without a scale, images are uint8 or
+    float in [0, 1].
 
     The image is cropped first and resized then: pixels outside the box do not reach into the result.
     """
     top, left, height, width = (side.cpu()[:, None] for side in box)
     rows = _matrix(_taps(height, size, antialias), top, images.shape[2])
-    return _resample(images, rows, _matrix(_taps(width, size, antialias), left, images.shape[3]))
+    return _resample(images, rows, _matrix(_taps(width, size, antialias), left, images.shape[3]), scale)
 
 
-def crop_resize_one(image: Tensor, box: Sequence[int], size: int, antialias: bool = False) -> Tensor:
-    """One box (top, left, height, width) of a uint8 image (3, H, W), as float32 (3, size, size) in [0, 1].
+def crop_resize_one(
+    image: Tensor, box: Sequence[int], size: int, antialias: bool = False, scale: Scale | None = None
+) -> Tensor:
+    """One box (top, left, height, width) of an image (C, H, W), as float32 (C, size, size) in [0, 1]; without a scale,
+    the image is uint8.
 
     The sums are taken in a fixed order, so that any number of threads gives the same bits.
     """
     top, left, height, width = box
     taps = _taps(np.array([[height], [width]]), size, antialias)
-    return _gather(image[:, top : top + height, left : left + width], taps)
+    return _gather(image[:, top : top + height, left : left + width], taps, scale)
 
 
-def _gather(image: Tensor, taps: _Taps) -> Tensor:
+def _gather(image: Tensor, taps: _Taps, scale: Scale | None) -> Tensor:
     """Resize one image (C, H, W) by `taps` (taps, 2, outputs): first its rows, then its columns."""
-    lines = image.float()
+    eight = _eight_bits(image, scale)
+    lines = image.float() if eight or scale is None else scaled(image, scale)
     for position, weight in zip(taps.position.unbind(1), taps.weight.unbind(1), strict=True):
         lines = _lines(lines, position, weight)
-    return lines.div_(255).clamp_(0, 1)
+    return (lines.div_(255) if eight else lines).clamp_(0, 1)
 
 
 def _lines(image: Tensor, position: Tensor, weight: Tensor) -> Tensor:
@@ -206,26 +261,33 @@ def _lines(image: Tensor, position: Tensor, weight: Tensor) -> Tensor:
 
 
 def shrink(image: Tensor, side: int) -> Tensor:
-    """A uint8 image (3, H, W), low-passed and resized so that its short side is `side`; a smaller one as it is."""
+    """An image (C, H, W), low-passed and resized so that its short side is `side`, in its own type of values; a smaller
+    one as it is."""
     short = min(image.shape[1:])
     if not 0 < side < short:
         return image
-    lines = image.float()
+    lines = image.float().nan_to_num(0.0) if image.is_floating_point() else image.float()
     for length in image.shape[1:]:
         taps = _taps(np.array([[length]]), max(1, round(length * side / short)), antialias=True)
         lines = _lines(lines, taps.position[:, 0], taps.weight[:, 0])
-    return lines.round_().clamp_(0, 255).to(torch.uint8)
+    if image.is_floating_point():
+        return lines
+    ends = torch.iinfo(image.dtype)
+    return lines.round_().clamp_(ends.min, ends.max).to(image.dtype)
 
 
-def center_crop(image: Tensor, size: int, antialias: bool = False, margin: float = MARGIN) -> Tensor:
-    """The paper's evaluation view (appendix C) of one uint8 image (3, H, W): float32 (3, size, size) in [0, 1].
+def center_crop(
+    image: Tensor, size: int, antialias: bool = False, margin: float = MARGIN, scale: Scale | None = None
+) -> Tensor:
+    """The paper's evaluation view (appendix C) of one image (C, H, W): float32 (C, size, size) in [0, 1]; without a
+    scale, the image is uint8.
 
     In one pass, the short side is resized to `margin` times `size` and the central square is cut out. An image that
     already is `size` by `size` is kept whole.
     """
     sides = image.shape[-2:]
     if sides == (size, size):
-        return image.float().div_(255)
+        return image.float().div_(255) if scale is None or _eight_bits(image, scale) else scaled(image, scale)
     resized = np.array([[round(side * round(size * margin) / min(sides))] for side in sides])
     taps = _taps(np.array(sides)[:, None], size, antialias, resized=resized, skip=(resized - size) // 2)
-    return _gather(image, taps)
+    return _gather(image, taps, scale)

@@ -63,7 +63,7 @@ def _show_order(method: Method, optimizer: Optimizer, made: Engine, config: Conf
     resume has to have the bits of the same step of a run that was never interrupted."""
     fresh = [param for param in method.parameters() if param.grad is None]
     size = config.data.resolution
-    view1, view2 = (place.images(torch.rand(TRIED, 3, size, size), config) for _ in range(2))
+    view1, view2 = (place.images(torch.rand(TRIED, config.network.channels, size, size), config) for _ in range(2))
     mode = method.training
     with Statistics(method) as statistics:
         for orders in method.train().orders(view1, view2, place.autocast, made):

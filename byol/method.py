@@ -192,15 +192,33 @@ def of_target(config: Network) -> Network:
     )
 
 
+def for_channels(tensors: Mapping[str, Tensor], encoder: nn.Module) -> dict[str, Tensor]:
+    """An encoder's tensors with a first convolution for the channels that `encoder` takes.
+
+    Each of C channels gets the mean of the K that there were, times K/C: an image whose channels are all alike gives
+    the response that it gave before, whatever K and C are.
+    """
+    fitted, expected = dict(tensors), encoder.state_dict()
+    for name, weight in tensors.items():
+        if weight.ndim == 4 and name in expected:
+            wanted = expected[name].shape
+            if weight.shape != wanted and (weight.shape[0], *weight.shape[2:]) == (wanted[0], *wanted[2:]):
+                mean = weight.mean(1, keepdim=True) * (weight.shape[1] / wanted[1])
+                fitted[name] = mean.expand(wanted).contiguous()
+            break  # the first one alone sees the channels
+    return fitted
+
+
 def begin_from(method: Method, online: Mapping[str, Tensor] | None, target: Mapping[str, Tensor] | None) -> None:
-    """Puts given encoders in place of random ones; a target without its own starts as the online network, heads too."""
+    """Puts given encoders in place of random ones, made to fit the images' channels; a target without its own starts as
+    the online network, heads too."""
     if online is not None:
-        method.online.encoder.load_state_dict(online)
+        method.online.encoder.load_state_dict(for_channels(online, method.online.encoder))
         if method.target is not None and method.target_mode == "moving-average":
             method.target.load_state_dict(method.online.state_dict())
     if target is not None:
         assert method.target is not None
-        method.target.encoder.load_state_dict(target)
+        method.target.encoder.load_state_dict(for_channels(target, method.target.encoder))
 
 
 def _branch(config: Network, resolution: int) -> Branch:

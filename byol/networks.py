@@ -142,7 +142,7 @@ def recomputed(block: nn.Module, x: Tensor) -> Tensor:
 
 
 class ResNet(nn.Module):
-    """Images (B, 3, H, W) → representation (B, num_features), the mean over the last feature map."""
+    """Images (B, C, H, W) → representation (B, num_features), the mean over the last feature map."""
 
     def __init__(
         self,
@@ -152,12 +152,14 @@ class ResNet(nn.Module):
         stem: int,
         small_images: bool = False,
         padding: Padding = "symmetric",
+        inputs: int = 3,
     ) -> None:
-        """`channels` are the output channels of the four groups, `stem` those of the first convolution."""
+        """`channels` are the output channels of the four groups, `stem` those of the first convolution, and `inputs`
+        the channels of an image."""
         super().__init__()
         self.num_features = channels[-1]
         self.recompute = False
-        self.conv1 = conv(3, stem, 3) if small_images else conv(3, stem, 7, 2, padding)
+        self.conv1 = conv(inputs, stem, 3) if small_images else conv(inputs, stem, 7, 2, padding)
         self.bn1 = nn.BatchNorm2d(stem)
         self.maxpool: nn.Module
         if small_images:
@@ -213,14 +215,15 @@ def resnet(
     *,
     zero_init_last: bool = False,
     padding: Padding = "symmetric",
+    channels: int = 3,
 ) -> ResNet:
-    """The paper's ResNet; `width` multiplies every channel count, the stem's included (0.25 suits small machines)."""
+    """The paper's ResNet; `width` multiplies every channel count, the stem's included (0.25 suits small machines), but
+    not the `channels` of an image."""
     if depth not in RESNETS:
         raise UsageError(f"There is no ResNet of depth {depth}: choose from {', '.join(map(str, RESNETS))}.")
     block, blocks = RESNETS[depth]
     inner = [max(1, round(64 * width * 2**group)) for group in range(4)]
-    channels = [c * block.expansion for c in inner]
-    network = ResNet(block, blocks, channels, inner[0], small_images, padding)
+    network = ResNet(block, blocks, [c * block.expansion for c in inner], inner[0], small_images, padding, channels)
     if zero_init_last:
         for part in network.modules():
             if isinstance(part, BasicBlock | Bottleneck):
@@ -287,24 +290,27 @@ def check_timm(name: str) -> None:
         raise UsageError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
 
 
-def _timm(name: str, resolution: int) -> nn.Module:
+def _timm(name: str, resolution: int, channels: int) -> nn.Module:
     """timm's model, made for images of this side where its weights depend on it, as position embeddings do."""
     check_timm(name)
     import timm
 
     known = timm.get_pretrained_cfg(name)
     sized = {"img_size": resolution} if resolution and known and known.fixed_input_size else {}
+    sized |= {"in_chans": channels} if channels != 3 else {}
     model: nn.Module = timm.create_model(name, num_classes=0, **sized)
     return model
 
 
-def timm_model(name: str, resolution: int = 0) -> nn.Module:
+def timm_model(name: str, resolution: int = 0, channels: int = 3) -> nn.Module:
     """Any timm model without its classifier, at timm's own initialization."""
     try:
-        model = _timm(name, resolution)
+        model = _timm(name, resolution, channels)
         side = model.default_cfg.get("input_size", (3, 224, 224))[-1]  # type: ignore[union-attr,operator]
         with torch.no_grad():  # measured, because some timm models put out more features than their num_features says
-            model.num_features = model.eval()(torch.zeros(1, 3, *[resolution or side] * 2)).shape[-1]
+            model.num_features = model.eval()(torch.zeros(1, channels, *[resolution or side] * 2)).shape[-1]
+    except TypeError:
+        raise UsageError(f"timm:{name} takes 3 channels only: choose another encoder, or data.channels 3.") from None
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise UsageError(
@@ -348,7 +354,7 @@ def encoder(config: Network, resolution: int = 0) -> nn.Module:
     """
     check_encoder(config.encoder)
     if config.encoder.startswith("timm:"):
-        return timm_model(config.encoder.removeprefix("timm:"), resolution)
+        return timm_model(config.encoder.removeprefix("timm:"), resolution, config.channels)
     return BACKBONES[config.encoder](config)
 
 
@@ -357,7 +363,8 @@ def shapes(config: Network, resolution: int = 0) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             timm = config.encoder.startswith("timm:")
-            module = _timm(config.encoder.removeprefix("timm:"), resolution) if timm else encoder(config)
+            name = config.encoder.removeprefix("timm:")
+            module = _timm(name, resolution, config.channels) if timm else encoder(config)
     except (RuntimeError, OverflowError, ValueError, TypeError, AssertionError):  # numbers that no shape can have
         return {}
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
@@ -375,7 +382,8 @@ RESNETS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, in
 
 def _resnet_of(depth: int) -> Callable[[Network], nn.Module]:
     def build(c: Network) -> nn.Module:
-        return resnet(depth, c.width, c.small_images, zero_init_last=c.zero_init_last, padding=c.padding)
+        options = {"zero_init_last": c.zero_init_last, "padding": c.padding, "channels": c.channels}
+        return resnet(depth, c.width, c.small_images, **options)  # type: ignore[arg-type]
 
     return build
 

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from byol import networks, objectives, views
-from byol.config import Network, Objective, View
+from byol.config import Network, Objective, View, Views
 from byol.errors import ByolError, UsageError
 from byol.run.files import read_regular
 from byol.run.record import Plugin
@@ -60,7 +60,7 @@ def load(file: str | Path) -> Plugin:
     taken = {
         "OBJECTIVES": set(objectives.OBJECTIVES),
         "ENCODERS": set(networks.BACKBONES),
-        "VIEWS": {field.name for field in fields(View)} | set(views.COLUMNS) | set(views.OPERATIONS),
+        "VIEWS": {field.name for field in fields(View)} | set(views.COLUMNS) | _drawn(),
     }
     for kind, entries in tables.items():
         for name, entry in entries.items():
@@ -77,6 +77,12 @@ def load(file: str | Path) -> Plugin:
         views.OPERATIONS[name] = _operation(name, entry)
     _loaded[str(place)] = plugin
     return plugin
+
+
+def _drawn() -> set[str]:
+    """The names under which operations and their strengths are drawn."""
+    strengths = (operation.strengths(View(), Views()) for operation in views.OPERATIONS.values())
+    return set(views.OPERATIONS).union(*strengths)
 
 
 def unload() -> None:

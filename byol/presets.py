@@ -26,6 +26,9 @@ class Facts:
     source: str = "as timed here"  # of these seconds, in words
     bf16: bool = False  # whether the CPU claims to be fast at bf16
     weights: int = 0  # px at which the weights to go on from were trained; 0: there are none
+    channels: int = 3
+    kind: str = ""  # of the images, one of KINDS; empty for photographs
+    kind_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,11 @@ def seconds_of(budget: str, where: str = "run.budget") -> float:
     return seconds
 
 
+def chooses(preset: str) -> bool:
+    """Whether a preset chooses when it sees the images: `auto`, or `auto` for a kind of images."""
+    return preset == "auto" or preset in KINDS
+
+
 def compose(
     preset: str,
     overrides: Mapping[str, Any],
@@ -210,15 +218,17 @@ def compose(
     weights: Mapping[str, Any] | None = None,
 ) -> tuple[Config, list[Reason]]:
     """Preset, then what given weights settle, then file, then flags; `auto` without facts is checked, and chooses
-    nothing yet."""
-    if preset != "auto" and preset not in PRESETS:
-        raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *PRESETS])}")
+    nothing yet. The presets of KINDS are `auto` for images of a kind."""
+    if not chooses(preset) and preset not in PRESETS:
+        raise UsageError(f"There is no preset '{preset}'. {nearest(preset, ['auto', *KINDS, *PRESETS])}")
     reasons: list[Reason] = []
-    if preset != "auto":
+    if not chooses(preset):
         config = PRESETS[preset]()
     elif facts:
         from byol.auto import chosen  # which chooses among the recipes above
 
+        if preset in KINDS:
+            facts = replace(facts, kind=preset, kind_why="as the preset says")
         given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
         asked = {**(weights or {}), **{name: given[name] for name in (*file_values, *overrides)}}
         config, reasons = chosen(facts, asked)
@@ -228,7 +238,7 @@ def compose(
     config = apply(apply(config, file_values, file, check=False), overrides, "flags")
     if config.run.budget:
         seconds_of(config.run.budget)
-        if preset != "auto":
+        if not chooses(preset):
             raise UsageError(f"run.budget is for the preset auto; the length of {preset} is optim.epochs.")
     return config, reasons
 
@@ -244,4 +254,12 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "imagenette": imagenette,
     "cifar10": cifar10,
     "cifar10-cpu": cifar10_cpu,
+}
+
+# Presets that choose as `auto` does, with views for images of a kind; byol/kinds.py says what each switches.
+KINDS: dict[str, str] = {
+    "grey": "one channel: brightness and contrast change without colour operations",
+    "microscopy": "no up, stains as channels: turns, each channel's brightness and contrast, a lost stain, noise",
+    "satellite": "no up, bands as channels: turns, each band's brightness and contrast, lost bands; no negative",
+    "medical": "sides kept: small rotations, mild brightness and contrast, noise, large crops, weak blur; no flip",
 }

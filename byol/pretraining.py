@@ -131,7 +131,8 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         setup.write("running")
     first = processes.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
-    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, config.run.tensorboard)
+    logs = setup.open_logs(state.step) if first else None
+    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, logs.add if logs else None)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()
     try:
@@ -369,6 +370,8 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
     write_encoder(state, setup, verdict)
     if best_look(watch.metrics.history) is watch.metrics.history[-1]:
         write_encoder(state, setup, verdict, checkpoint.BEST)
+    if setup.logs:
+        setup.logs.verdict(step, verdict)
     if watch.on_look:
         watch.on_look(dict(seen))
     give_back()

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol.config import View, Views
-from byol.crops import Box, PerImage, crop_box, crop_box_torchvision, crop_resize, crop_resize_one, sent
+from byol.crops import Box, PerImage, Scale, crop_box, crop_box_torchvision, crop_resize, crop_resize_one, sent
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 STRIPE = 32  # pixels of an image blurred at a time
 CACHED = 2**20  # numbers of a batch changed at a time by a core: with fewer the calls take longer than the work
 LARGE = 2**17  # numbers of an image that is changed alone, to stay in a core's cache: about 210 px
+COLOURS = 3  # channels of images whose channels are colours
 GREY = (0.2989, 0.5870, 0.1140)  # sums to 0.9999, as in the reference code and torchvision
 # The first random stream of a step, and how many numbers an image takes from it for each choice. A choice that is not
 # listed has a stream of its own, so that a new operation leaves all other choices, and with them stored runs, as they
@@ -47,11 +48,12 @@ class Operation(NamedTuple):
     """A change of some images, picked with the probability that the field of `View` with the operation's name holds,
     or `plugin` for one that has no field."""
 
-    # (images (B, 3, S, S), choices, config) → changed images, which are clipped to [0, 1] afterwards. `choices(name)`
+    # (images (B, C, S, S), choices, config) → changed images, which are clipped to [0, 1] afterwards. `choices(name)`
     # is what was drawn for these images, (B,). The images given may be overwritten.
     apply: Callable[[Tensor, Callable[[str], Tensor], Views], Tensor]
     # The lowest and the highest value of each strength, by the name under which it is drawn.
     strengths: Callable[[View, Views], dict[str, tuple[float, float]]] = lambda view, config: {}
+    colours: bool = False  # whether it has a meaning for three colour channels only; left out for any other images
 
 
 def draw(seed: int, step: int, batch: int, config: Views) -> tuple[Draw, Draw]:
@@ -92,9 +94,12 @@ def _choose(uniform: Callable[[str], Tensor], view: View, config: Views) -> Draw
         "order": uniform("order").argsort(1),
     }
     for name, operation in OPERATIONS.items():
-        chosen[name] = uniform(name)[:, 0] < getattr(view, name, view.plugin)
+        probability = getattr(view, name, view.plugin)
+        # An operation that never happens needs no stream of its own, which takes longer than all else.
+        number = uniform if probability or name in COLUMNS else lambda name: torch.zeros(len(area), 1)
+        chosen[name] = number(name)[:, 0] < probability
         for strength, (low, high) in operation.strengths(view, config).items():
-            chosen[strength] = _between(uniform(strength)[:, 0], low, high).float()
+            chosen[strength] = _between(number(strength)[:, 0], low, high).float()
     return chosen
 
 
@@ -115,41 +120,51 @@ def boxes(draw: Draw, height: PerImage, width: PerImage, config: Views) -> Box:
     return crop_box_torchvision(*geometry, draw["ratio_range"])
 
 
-def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
-    """From pixels and drawn choices to a view (B, 3, size, size), float32 and normalized.
+def make(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
+    """From pixels and drawn choices to a view (B, C, size, size), float32 and normalized.
 
     Training does the same in two places: loader processes `crop`, and `finish_` runs where the network does.
     """
-    return finish_(crop(images, draw, config, size), draw, config)
+    return finish_(crop(images, draw, config, size, scale), draw, config)
 
 
-def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int) -> Tensor:
-    """The drawn crops (B, 3, size, size) in [0, 1] of uint8 images, resized.
+def crop(images: Tensor | Sequence[Tensor], draw: Draw, config: Views, size: int, scale: Scale | None = None) -> Tensor:
+    """The drawn crops (B, C, size, size) in [0, 1] of images, resized; without a scale, images are uint8.
 
-    A tensor of images (B, 3, H, W) is cropped at once; a list of images (3, H, W) of any sizes is cropped one by one,
+    A tensor of images (B, C, H, W) is cropped at once; a list of images (C, H, W) of any sizes is cropped one by one,
     with the same bits for any number of threads.
     """
     if isinstance(images, Tensor):
-        return crop_resize(images, boxes(draw, images.shape[2], images.shape[3], config), size, config.antialias)
+        box = boxes(draw, images.shape[2], images.shape[3], config)
+        return crop_resize(images, box, size, config.antialias, scale)
     heights, widths = torch.tensor([image.shape[1:] for image in images]).unbind(1)
     sides = torch.stack(boxes(draw, heights, widths, config), 1).tolist()
-    cropped = [crop_resize_one(image, box, size, config.antialias) for image, box in zip(images, sides, strict=True)]
-    return torch.stack(cropped)
+    pairs = zip(images, sides, strict=True)
+    return torch.stack([crop_resize_one(image, box, size, config.antialias, scale) for image, box in pairs])
 
 
 @torch.no_grad()
 def finish_(crops: Tensor, draw: Draw, config: Views) -> Tensor:
-    """Apply the drawn operations to crops (B, 3, S, S) in [0, 1], then normalize them; in place."""
+    """Apply the drawn operations to crops (B, C, S, S) in [0, 1], then normalize them; in place."""
     for images, own in _in_cache(crops, draw):
         for name, operation in OPERATIONS.items():
-            _change_(images, own, name, operation, config)
+            if not operation.colours or images.shape[1] == COLOURS:
+                _change_(images, own, name, operation, config)
         _normalize_(images, config.mean, config.std)
     return crops
 
 
+def left_out(config: Views, channels: int) -> list[str]:
+    """The operations asked for that images of so many channels do not get, because their channels are no colours."""
+    if channels == COLOURS:
+        return []
+    both = (config.t, config.t_prime)
+    return [name for name, op in OPERATIONS.items() if op.colours and any(getattr(view, name, 0) for view in both)]
+
+
 def unnormalized(config: Views) -> Views:
     """The same views left in [0, 1], to be looked at."""
-    return replace(config, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return replace(config, mean=(0.0,) * len(config.mean), std=(1.0,) * len(config.std))
 
 
 def _in_cache(images: Tensor, draw: Draw) -> Iterator[tuple[Tensor, Draw]]:
@@ -340,14 +355,41 @@ def _colour_strengths(view: View, config: Views) -> dict[str, tuple[float, float
     return {name: (middle - getattr(view, name), middle + getattr(view, name)) for name, middle in middles.items()}
 
 
+def _beyond(name: str, **ranges: Callable[[View], tuple[float, float]]) -> Operation:
+    """An operation that the paper does not have, with the range of each of its strengths."""
+
+    def apply(images: Tensor, choices: Callable[[str], Tensor], config: Views) -> Tensor:
+        from byol.operations import APPLY  # which the paper's views never load
+
+        return APPLY[name](images, choices)
+
+    return Operation(apply, lambda view, config: {strength: bounds(view) for strength, bounds in ranges.items()})
+
+
+def _keys(view: View) -> tuple[float, float]:
+    """A number for each image, whole in float32, from which an operation makes all the numbers that it needs."""
+    return 0.0, 2.0**24
+
+
 # In the order in which they are applied. A new one is a line here and the field of `View` for its probability.
 OPERATIONS: dict[str, Operation] = {
     "flip": Operation(lambda images, choices, config: images.flip(-1)),
-    "jitter": Operation(_jitter, _colour_strengths),
-    "grayscale": Operation(lambda images, choices, config: to_grayscale(images)),
+    "flip_vertical": _beyond("flip_vertical"),
+    "quarter_turn": _beyond("quarter_turn", quarters=lambda view: (0.0, 4.0)),
+    "rotate": _beyond("rotate", rotation=lambda view: (-view.angle, view.angle)),
+    "jitter": Operation(_jitter, _colour_strengths, colours=True),
+    "grayscale": Operation(lambda images, choices, config: to_grayscale(images), colours=True),
+    "channel_jitter": _beyond(
+        "channel_jitter",
+        channel_key=_keys,
+        brightened=lambda view: (0.0, view.channel_brightness),
+        contrasted=lambda view: (0.0, view.channel_contrast),
+    ),
     "blur": Operation(
         lambda images, choices, config: gaussian_blur(images, choices("sigma"), border=config.border),
         lambda view, config: {"sigma": (view.sigma_min, view.sigma_max)},
     ),
     "solarize": Operation(lambda images, choices, config: solarize(images)),
+    "noise": _beyond("noise", noise_key=_keys, noise_deviation=lambda view: (0.0, view.deviation)),
+    "channel_drop": _beyond("channel_drop", drop_key=_keys, dropped=lambda view: (0.0, view.drop_share)),
 }

@@ -68,10 +68,10 @@ NOT_RUN = {
     "byol table target-decay --data.root /datasets": "ImageNet",
     "byol table augmentations --jobs slurm:gpu:1 --data.root /datasets": "ImageNet and a cluster",
     "until byol pretrain ./images --out runs/loop; do [ $? -eq 75 ] || break; done": "starts a process of its own",
-    "python benchmarks/render.py": "writes the README",
+    "python benchmarks/render.py": "writes these pages",
 }
 # Pages that begin with a run which another page has made.
-RUN_BEFORE = {"faq.md", "extend.md"}
+RUN_BEFORE = {"faq.md", "extend.md", "weights.md"}
 
 SHORT = {**TINY, "optim.epochs": 1, "data.workers": 0}
 SHAPE = ("network.encoder", "network.width", "network.small_images")
@@ -351,7 +351,7 @@ def test_commands_within_the_text() -> None:
 
 def test_links_lead_somewhere() -> None:
     """Breaks if a page or a heading that a link names was renamed."""
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
             file, _, heading = target.partition("#")
             other = (page.parent / file).resolve() if file else page
@@ -359,3 +359,31 @@ def test_links_lead_somewhere() -> None:
             titles = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
             names = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
             assert not heading or heading in names, f"{page.name}: {target}"
+
+
+def test_the_readme_is_short_and_leads_everywhere() -> None:
+    """Breaks if the README grows past what one reads, loses a task, or a page of docs/ cannot be reached from it."""
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert len(text.split()) <= 1200
+    tasks = text.partition("## Five tasks")[2].partition("\n## ")[0]
+    assert [len(commands(block)) for block in re.findall(r"```sh\n(.*?)```", tasks, re.DOTALL)] == [3] * 5
+    reached, waiting = set[Path](), [PAGES[0]]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        found = re.findall(r"\]\((?!https?:)([^)#]+\.md)", page.read_text(encoding="utf-8"))
+        waiting += [other for name in found if (other := (page.parent / name).resolve()) not in reached]
+    assert set(PAGES) <= reached
+    picture = ROOT / "docs" / "demo.png"
+    assert "(docs/demo.png)" in text
+    assert picture.stat().st_size <= 200_000
+
+
+def test_the_drawn_path_of_a_batch_names_its_files() -> None:
+    """Breaks if a file on the path of a batch is renamed or added, and the drawing still shows the old path."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w/]+)`", page.partition("twelve files:")[2].partition("Blue")[0]))
+    drawn = re.findall(r'class="m"[^>]*>([\w/, ]+)<', (ROOT / "docs" / "batch.svg").read_text(encoding="utf-8"))
+    assert len(listed) == 12
+    assert {name for group in drawn for name in group.split(", ")} == listed | {"schedules"}
+    assert all((ROOT / "byol" / f"{name}.py").is_file() for name in listed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import byol
@@ -22,7 +22,7 @@ from byol.errors import BadData, ByolError, DiskError, Interrupted, OutputBusy, 
 from byol.presets import Facts, compose
 from byol.run import monitor, signals
 from byol.run.record import read_run
-from byol.weights import resnets
+from byol.weights import given, resnets
 from tests.conftest import TINY, write_images
 
 SETTLED = ("network.encoder", "network.width", "network.small_images", "data.resolution")
@@ -157,6 +157,47 @@ def test_weights_that_cannot_be_used(images: Path, tmp_path: Path, monkeypatch: 
             byol.pretrain(images, tmp_path / "run", "cifar10-cpu", FREE | {"network.init": place})
         assert "\n" not in str(said.value)
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_of_timm_from_the_local_cache(
+    kind: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if timm's own weights are not what the run begins from, or a pickle among them is run."""
+    timm = pytest.importorskip("timm")
+    hub = pytest.importorskip("huggingface_hub")
+    torch.manual_seed(5)
+    model = timm.create_model("test_resnet", pretrained=False)
+    place = tmp_path / "hub" / "models--timm--test_resnet.r160_in1k"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    snapshot = place / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    asked = FREE | {"network.init": "timm:test_resnet", "data.resolution": 64}
+    if kind == "model.safetensors":
+        save_file(model.state_dict(), snapshot / kind)
+        found = given.read("timm:test_resnet")
+        assert found.tensors.keys() <= model.state_dict().keys()
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in found.tensors.items())
+        run = byol.pretrain(images, tmp_path / "run", "cifar10-cpu", asked)
+        assert run.config.network.encoder == "timm:test_resnet"
+    else:
+        torch.save({"harm": Harm(tmp_path / "harmed")}, snapshot / kind)
+        with pytest.raises(UsageError, match="timm cannot give its weights"):
+            byol.pretrain(images, tmp_path / "run", "cifar10-cpu", asked)
+        assert not (tmp_path / "harmed").exists()
+
+
+class Harm:
+    """A pickle that would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.path, "harm"))
 
 
 def test_what_learns_and_how_fast() -> None:

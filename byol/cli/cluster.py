@@ -44,13 +44,13 @@ def plan(
     encoders
         A row for every encoder of the paper instead.
     """
-    from byol.presets import compose
+    from byol.presets import chooses, compose
 
     values = given_values(given) if given else {}
     config, _ = compose(preset, values, {})
     if devices < 1 or min(images, side) < 0:
         raise UsageError("--devices must be at least 1, and --images and --side not less than 0.")
-    if preset == "auto" and not (data or (images and side)):
+    if chooses(preset) and not (data or (images and side)):
         raise UsageError(
             "auto looks at images: add --data ./images, or --images 5000 --side 300 for as many of that size."
         )

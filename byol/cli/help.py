@@ -15,7 +15,7 @@ from byol.cli.app import HELP, app
 from byol.config import Config, declared, flatten, resolve
 from byol.errors import UsageError, nearest
 from byol.evals.spec import Specs
-from byol.presets import PRESETS, compose
+from byol.presets import KINDS, PRESETS, chooses, compose
 from byol.run import output
 from byol.run.progress import send, tell
 from byol.tables.constants import IMAGENET
@@ -28,6 +28,10 @@ def presets() -> None:
     """List the presets with their figures and where they come from."""
     tell(f"{'preset':<13}{'encoder':<27}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
     tell(f"{'auto':<13}chosen for the images and the machine, with the reasons in the plan")
+    for name, about in KINDS.items():
+        tell(f"{name:<13}auto, with views for such images")
+        for line in _wrapped(about, WIDTH - 4):
+            tell(f"    {line}")
     for name, make in PRESETS.items():
         c = make()
         width = f"{c.network.width:g}" if c.network.encoder.startswith("resnet") else ""
@@ -44,12 +48,14 @@ def config(preset: str = "paper-1000", *, images: int = IMAGENET) -> None:
     Parameters
     ----------
     preset
-        Any preset but auto, which needs images to look at.
+        Any preset but auto and its kinds of images, which need images to look at.
     images
         For how many images steps and rates are worked out; ImageNet's when left out.
     """
-    if preset == "auto":
-        raise UsageError("auto chooses when it sees the images: `byol doctor DATA` shows what, or name another preset.")
+    if chooses(preset):
+        raise UsageError(
+            f"{preset} chooses when it sees the images: `byol doctor DATA` shows what, or name another preset."
+        )
     made = compose(preset, {}, {})[0]
     plan = resolve(made, images)
     lines = _wrapped((PRESETS[preset].__doc__ or "").strip().splitlines()[0], WIDTH - 2)

@@ -21,10 +21,11 @@ import torch
 from byol.config import Data
 from byol.data import places
 from byol.data.columns import Columns, find_columns, numbered
-from byol.data.decode import decode, printable
+from byol.data.decode import printable
 from byol.data.folder import check_size
 from byol.data.shards.index import alone
 from byol.data.source import BadImage, Source
+from byol.data.stored import read_stored
 from byol.errors import BadData, ByolError, UsageError
 from byol.run.files import open_regular, replacing, require_space
 from byol.run.progress import bar, say
@@ -189,7 +190,7 @@ def _read(rows: Rows, max_megapixels: float, row: int) -> torch.Tensor:
     except (pyarrow().ArrowException, OSError, ValueError, KeyError) as error:
         raise BadImage(places.first_line(error)) from None
     check_size(len(content), max_megapixels)
-    return decode(content, max_megapixels)
+    return read_stored(content, max_megapixels)
 
 
 def _describe(rows: Rows, row: int) -> str:

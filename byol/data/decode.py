@@ -92,7 +92,12 @@ class Header:
 
 def decode(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> torch.Tensor:
     """Image file (its bytes, or opened) to uint8 (3, H, W) RGB: first frame, upright, transparency on white."""
-    return _looked(data, max_megapixels, _pixels)
+    return looked(data, max_megapixels, pixels)
+
+
+def is_pillows(name: str | bytes) -> bool:
+    """Whether a file's name is that of a TIFF, which Pillow knows besides the reader of deep ones."""
+    return (name if isinstance(name, str) else os.fsdecode(name)).lower().endswith((".tif", ".tiff"))
 
 
 def decode_values(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> np.ndarray:
@@ -100,18 +105,18 @@ def decode_values(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> np.nd
 
     It is not turned upright: a map numbers the pixels of the image as they are stored.
     """
-    return _looked(data, max_megapixels, _values)
+    return looked(data, max_megapixels, _values)
 
 
 def image_size(source: bytes | str | os.PathLike[str]) -> tuple[int, int]:
     """(height, width) of the upright image from its header alone; `source` is the file's bytes or its path."""
     if isinstance(source, bytes):
-        return _looked(source, None, _upright_size)
+        return looked(source, None, _upright_size)
     with open_image(os.fsencode(source)) as file:
-        return _looked(file, None, _upright_size)
+        return looked(file, None, _upright_size)
 
 
-def _looked(data: bytes | BinaryIO, max_megapixels: float | None, look: Callable[[ImageFile.ImageFile], T]) -> T:
+def looked(data: bytes | BinaryIO, max_megapixels: float | None, look: Callable[[ImageFile.ImageFile], T]) -> T:
     """What `look` makes of the opened image; whatever goes wrong is a `BadImage`."""
     try:
         with _open(data, max_megapixels) as image:
@@ -124,19 +129,25 @@ def _looked(data: bytes | BinaryIO, max_megapixels: float | None, look: Callable
     raise bad
 
 
-def _pixels(image: ImageFile.ImageFile) -> torch.Tensor:
-    _load(image)
-    # The orientation is read after loading, because a TIFF turns itself then and drops the tag.
-    return _planes(_turn(_rgb(image), _orientation(image, type(image).getexif)))
+def pixels(image: ImageFile.ImageFile) -> torch.Tensor:
+    """An opened image as uint8 (3, H, W)."""
+    load(image)
+    return _planes(upright(_rgb(image), image))
+
+
+def upright(values: np.ndarray, image: ImageFile.ImageFile) -> np.ndarray:
+    """(H, W) or (H, W, C) of an image that was loaded, as its orientation turns it."""
+    # Read after loading, because a TIFF turns itself then and drops the tag.
+    return _turn(values, _orientation(image, type(image).getexif))
 
 
 def _values(image: ImageFile.ImageFile) -> np.ndarray:
-    _load(image)
+    load(image)
     plain = image.mode in ("1", "L", "P", "F") or image.mode.startswith("I")
     return np.array(image if plain else image.convert("RGB"))
 
 
-def _load(image: ImageFile.ImageFile) -> None:
+def load(image: ImageFile.ImageFile) -> None:
     """Decodes the pixels, unless the file is made so that this would take many times the work of its size."""
     from PIL.JpegImagePlugin import JpegImageFile
 
@@ -174,7 +185,7 @@ class Facts(NamedTuple):
 
 def facts(file: BinaryIO, max_megapixels: float = 64.0) -> Facts:
     """From the header of an opened file, which is left at any place."""
-    return _looked(file, max_megapixels, _facts)
+    return looked(file, max_megapixels, _facts)
 
 
 def _facts(image: ImageFile.ImageFile) -> Facts:
@@ -271,7 +282,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
     from PIL import Image
 
     if image.mode[0] in "IF":
-        grey = _eight_bits(np.asarray(image), image)
+        grey = eight_bits(np.asarray(image), is_sixteen(image), image.mode == "F")
         return np.broadcast_to(grey[..., None], (*grey.shape, 3))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -281,10 +292,15 @@ def _rgb(image: Image.Image) -> np.ndarray:
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Deep grey to uint8; Pillow's own conversion clips it to white."""
-    # These formats deliver 16-bit grey as mode I in some versions of Pillow.
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "JPEG2000")):
+def is_sixteen(image: Image.Image) -> bool:
+    """Whether deep grey has 16 bits; these formats deliver it as mode I in some versions of Pillow."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "JPEG2000"))
+
+
+def eight_bits(values: np.ndarray, sixteen: bool, real: bool) -> np.ndarray:
+    """Deep values to uint8: 16 bits without a sign, other whole numbers, or `real` ones. Pillow's own conversion clips
+    deep grey to white."""
+    if sixteen:
         return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
     # 32-bit values have no agreed white. Floats within 0..1 are taken as fractions of it and values within 0..255 as
     # they are; anything else is stretched from its own minimum to its own maximum.
@@ -293,7 +309,7 @@ def _eight_bits(values: np.ndarray, image: Image.Image) -> np.ndarray:
         return np.zeros(values.shape, np.uint8)
     low, high = float(values[finite].min()), float(values[finite].max())
     scaled = np.where(finite, values, low).astype(np.float64)
-    if image.mode == "F" and low >= 0 and high <= 1:
+    if real and low >= 0 and high <= 1:
         scaled *= 255
     elif low < 0 or high > 255:
         scaled = (scaled - low) * (255 / (high - low) if high > low else 0)

@@ -18,14 +18,15 @@ import torch
 
 from byol.config import Data
 from byol.data.address import Address
-from byol.data.decode import decode, open_image, printable
+from byol.data.decode import open_image, printable
 from byol.data.source import BadImage, Source
+from byol.data.stored import read_stored
 from byol.errors import BadData, UsageError, nearest
 from byol.run.progress import say
 
 EXTENSIONS = (
     *("jpg", "jpeg", "jpe", "png", "bmp", "gif", "webp", "tif", "tiff"),
-    *("ppm", "pgm", "pbm", "pnm", "jp2", "avif"),
+    *("ppm", "pgm", "pbm", "pnm", "jp2", "avif", "npy"),
 )
 OPTIONAL = {"webp": "webp", "tif": "libtiff", "tiff": "libtiff", "jp2": "jpg_2000", "avif": "avif"}
 # Kinds of pictures that cannot be read here: their presence is mentioned, that of any other file is not.
@@ -234,7 +235,7 @@ def _labels(paths: list[bytes]) -> tuple[np.ndarray | None, tuple[str, ...]]:
 def _read(paths: Paths, max_megapixels: float, index: int) -> torch.Tensor:
     with open_image(os.path.join(paths.root, paths[index])) as file:
         check_size(os.fstat(file.fileno()).st_size, max_megapixels)
-        return decode(file, max_megapixels)
+        return read_stored(file, max_megapixels, paths[index])
 
 
 def _path(paths: Paths, index: int) -> bytes:

@@ -19,9 +19,10 @@ from byol.config import Data
 from byol.data import arrow_files, places
 from byol.data.address import Address, is_pattern, is_remote
 from byol.data.columns import find_columns, numbered
-from byol.data.decode import decode, open_image, printable
+from byol.data.decode import open_image, printable
 from byol.data.folder import SPLITS, check_size
 from byol.data.source import BadImage, Source
+from byol.data.stored import read_stored
 from byol.errors import ByolError, UsageError, nearest
 
 T = TypeVar("T")
@@ -178,11 +179,11 @@ def _read(images: Any, column: str, max_megapixels: float, row: int) -> torch.Te
     if content is None and isinstance(value, dict) and value.get("path"):
         with open_image(os.fsencode(value["path"])) as file:  # unpacked by the library itself
             check_size(os.fstat(file.fileno()).st_size, max_megapixels)
-            return decode(file, max_megapixels)
+            return read_stored(file, max_megapixels, value["path"])
     if not content:
         raise BadImage("no bytes in its row")
     check_size(len(content), max_megapixels)
-    return decode(content, max_megapixels)
+    return read_stored(content, max_megapixels)
 
 
 def _stamp(title: str, row: int) -> bytes:

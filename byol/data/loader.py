@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from byol import views
 from byol.config import Config, Plan
-from byol.crops import sent, shrink
+from byol.crops import scale_of, sent, shrink
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
 from byol.parallel import processes
@@ -50,7 +50,7 @@ class Bad(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """The images of one forward pass: for each view crops (B, 3, S, S) in [0, 1] and the choices to finish them by."""
+    """The images of one forward pass: for each view crops (B, C, S, S) in [0, 1] and the choices to finish them by."""
 
     crops: tuple[Tensor, ...]
     draws: tuple[views.Draw, ...]
@@ -73,19 +73,19 @@ class Images:
     source: Source
     train: np.ndarray  # indices into the source
     held_out: np.ndarray
-    pixels: Tensor | None  # uint8 (count, 3, H, W)
+    pixels: Tensor | None  # (count, C, H, W), in the type in which they are stored
     bad: list[Bad]
     fingerprint: str
     blocks: Blocks | None = None  # None: an epoch is any permutation
     held_bytes: int = 0  # of decoded images in memory; their `pixels` are one tensor where all sizes agree
 
     def read(self, indices: np.ndarray) -> list[Tensor]:
-        """Decoded images uint8 (3, H, W), bad ones left out."""
+        """Decoded images (C, H, W), bad ones left out."""
         return [image for _, image in readable(self.source, indices)]
 
 
 def readable(source: Source, indices: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-    """(index, image uint8 (3, H, W)) for each of these images that can be read."""
+    """(index, image (C, H, W)) for each of these images that can be read."""
     for index in indices:
         try:
             image = source.read(int(index))
@@ -103,14 +103,14 @@ def prepare(source: Source, config: Config) -> Images:
     fingerprint = source_fingerprint(source)
     if config.data.shrink:
         source = replace(source, read=functools.partial(_shrunk, source.read, config.data.shrink))
-    sizes = [] if config.data.in_memory == "never" else [image[0].numel() for image in sample(source)]
-    mean = sum(sizes) / max(len(sizes), 1)
-    if fits(3 * mean * len(source), config):
+    some = [] if config.data.in_memory == "never" else sample(source)
+    pixels_of = sum(image[0].numel() for image in some) / max(len(some), 1)
+    if fits(sum(image.nbytes for image in some) / max(len(some), 1) * len(source), config):
         # Processes for small images, whose reading is mostly Python, which threads run in turn; threads for large ones.
         # Processes that are not forked take seconds to start, and run a script without a `__main__` guard again.
         forked = multiprocessing.get_start_method() == "fork"
-        source, kept, pixels, bad = _decode(source, worker_count(config) if forked and mean <= SMALL else 0)
-        held = pixels.numel() if pixels is not None else sum(source.read(i).numel() for i in range(len(kept)))
+        source, kept, pixels, bad = _decode(source, worker_count(config) if forked and pixels_of <= SMALL else 0)
+        held = pixels.nbytes if pixels is not None else sum(source.read(i).nbytes for i in range(len(kept)))
         indices = np.arange(len(kept))
         check_bad(len(bad), len(kept) + len(bad), config, bad)
     count = min(int(len(indices) * config.data.holdout), MOST_HELD_OUT)
@@ -163,8 +163,13 @@ def fits(decoded: float, config: Config) -> bool:
 
 
 def sample(source: Source) -> list[Tensor]:
-    """Some images uint8 (3, H, W) spread over the source; bad ones are left out."""
-    return [image for _, image in readable(source, _spread(source))]
+    """Some images (C, H, W) spread over the source; bad ones are left out."""
+    return [image for _, image in readable(source, spread(source))]
+
+
+def names_of(source: Source) -> list[str]:
+    """Of the images that `sample` reads."""
+    return [source.describe(index) for index in spread(source)]
 
 
 def sample_sizes(source: Source) -> list[tuple[int, int]]:
@@ -172,15 +177,15 @@ def sample_sizes(source: Source) -> list[tuple[int, int]]:
     return [(image.shape[1], image.shape[2]) for image in sample(source)]
 
 
-def _spread(source: Source) -> list[int]:
+def spread(source: Source, count: int = SAMPLE) -> list[int]:
     """The numbers of some images over the whole of a source."""
-    return sorted({int(index) for index in np.linspace(0, len(source) - 1, SAMPLE)})
+    return sorted({int(index) for index in np.linspace(0, len(source) - 1, count)})
 
 
 def try_images(source: Source, config: Config) -> None:
     """Reads some images before an old run goes: those that are read while training may all be bad."""
     attempt = Pieces(source).attempt
-    tried = [(index, attempt(index)) for index in _spread(source)]
+    tried = [(index, attempt(index)) for index in spread(source)]
     bad = [Bad(source.describe(index), str(image)) for index, image in tried if isinstance(image, BadImage)]
     check_bad(len(bad), len(tried), config, bad)
 
@@ -188,7 +193,7 @@ def try_images(source: Source, config: Config) -> None:
 def sample_digest(source: Source) -> str:
     """A digest of some images' pixels: names and sizes alone do not tell two folders of numbered images apart."""
     digest = hashlib.sha256()
-    for index, image in readable(source, _spread(source)):
+    for index, image in readable(source, spread(source)):
         digest.update(f"{index} {tuple(image.shape)}".encode() + image.numpy().tobytes())
     return digest.hexdigest()[:16]
 
@@ -219,7 +224,8 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
     blocks = None if source.blocks is None else source.blocks[kept]
     held = Source(source.name, len(kept), images.__getitem__, names.__getitem__, labels, source.classes, blocks=blocks)
     held = replace(held, excluded=source.excluded)
-    if not images or any(image.shape != images[0].shape for image in images):
+    alike = {(image.shape, image.dtype) for image in images}
+    if len(alike) != 1:
         return held, kept, None, bad
     pixels = torch.stack(images)
     images.clear()
@@ -227,7 +233,7 @@ def _decode(source: Source, workers: int) -> tuple[Source, list[int], Tensor | N
 
 
 class Pieces(Dataset[list["np.ndarray | BadImage"]]):
-    """Item k is the k-th piece of a source: PIECE images uint8 (3, H, W), with the error in place of a bad one."""
+    """Item k is the k-th piece of a source: PIECE images (C, H, W), with the error in place of a bad one."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -294,6 +300,7 @@ class Stream(Dataset[Crops]):
     def __getitem__(self, k: int) -> Crops:
         indices, draws = self.draw(k)
         crops: list[list[Tensor]] = [[] for _ in draws]
+        size, scale = self.config.data.resolution, scale_of(self.config.data)
         bad: list[Bad] = []
         used = []
         for place, index in enumerate(indices):
@@ -301,7 +308,7 @@ class Stream(Dataset[Crops]):
             used.append(used_index)
             for view, draw in zip(crops, draws, strict=True):
                 own = views.slice_draw(draw, place, place + 1)
-                view.append(views.crop([image], own, self.config.views, self.config.data.resolution))
+                view.append(views.crop([image], own, self.config.views, size, scale))
         return Crops(tuple(map(torch.cat, crops)), draws, _labels(self.images, np.array(used)), bad)
 
     def draw(self, k: int) -> tuple[np.ndarray, tuple[views.Draw, ...]]:
@@ -326,9 +333,8 @@ class Stream(Dataset[Crops]):
                 return source.read(candidate), candidate
             except BadImage as error:
                 bad.append(Bad(source.describe(candidate), str(error)))
-        return torch.full(
-            (3, 1, 1), 128, dtype=torch.uint8
-        ), index  # whether that is too many bad images is the main process's to decide
+        # Whether that is too many bad images is the main process's to decide.
+        return torch.full((self.config.network.channels, 1, 1), 128, dtype=torch.uint8), index
 
 
 def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
@@ -357,7 +363,8 @@ def _batches(
         for k in passes:
             indices, draws = stream.draw(k)
             batch = sent(images.pixels[torch.as_tensor(indices)], device)
-            crops = tuple(views.crop(batch, draw, config.views, config.data.resolution) for draw in draws)
+            size, scale = config.data.resolution, scale_of(config.data)
+            crops = tuple(views.crop(batch, draw, config.views, size, scale) for draw in draws)
             yield Crops(crops, draws, _labels(images, indices), [])
         return
     from byol.data.workers import loaded

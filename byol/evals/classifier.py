@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from byol import networks, views
 from byol.config import Config, Optim, View, Views, resolve
-from byol.crops import sent
+from byol.crops import scale_of, sent
 from byol.data.loader import Crops, Images, batches, fits, prepare, worker_count
 from byol.data.parts import Metric, Part, Task, as_source, joined
 from byol.evals.encoder import Encoder
@@ -110,7 +110,12 @@ class Held:
     def __init__(self, part: Part, encoder: Encoder) -> None:
         self.part, self.encoder, self.source = part, encoder, as_source(part)
         self.workers = worker_count(encoder.config) if len(part) > 2000 else 0
-        self.chunks = list(self._read()) if fits(len(part) * 3 * encoder.resolution**2, encoder.config) else None
+        each = (
+            encoder.config.network.channels
+            * encoder.resolution**2
+            * (1 if scale_of(encoder.config.data) is None else 4)
+        )
+        self.chunks = list(self._read()) if fits(len(part) * each, encoder.config) else None
 
     def __len__(self) -> int:
         return len(self.part)
@@ -119,7 +124,7 @@ class Held:
         return Held(self.part.take(positions), self.encoder)
 
     def _read(self) -> Iterator[Chunk]:
-        return centre_crops(self.source, self.encoder.resolution, self.workers)
+        return centre_crops(self.source, self.encoder.config.data, self.workers)
 
     def readable(self) -> list[int]:
         """The positions of the images that could be read."""

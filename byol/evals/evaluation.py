@@ -14,8 +14,9 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from byol import data
-from byol.checkpoint import ENCODER_FIELDS
+from byol.checkpoint import encoder_shape
 from byol.config import Data, flatten
+from byol.crops import scale_of
 from byol.data.address import parse
 from byol.data.parts import Task
 from byol.errors import DiskError, Interrupted, OutputBusy, UsageError
@@ -183,6 +184,11 @@ def open_data(protocol: str, on: str, config: Data, spec: Any) -> Task:
     """The data set as the protocol needs it."""
     if protocol not in DENSE:
         return data.open_task(on, config)
+    if config.channels not in (0, 3) or scale_of(config):
+        raise UsageError(
+            f"{protocol} is for encoders of 8-bit colours, and this one was trained on {config.channels} channels with "
+            f"values {config.range}."
+        )
     task: Task = importlib.import_module(MODULES[protocol]).open_data(on, config, spec)
     return task
 
@@ -221,7 +227,7 @@ def _protocol(
         who = "untrained network, " * encoder.untrained
         say(f"{who}{name}, seed {seed}: " + ", ".join(f"{k} {shown(k, v)}" for k, v in result.test.items()))
         results.append(_seed_result(seed, result, time.monotonic() - started))
-    network = {field: getattr(encoder.config.network, field) for field in ENCODER_FIELDS}
+    network = encoder_shape(encoder.config.network)
     return EvaluationRecord(
         protocol=name,
         encoder=EncoderFacts(

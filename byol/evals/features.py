@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byol.crops import MARGIN, center_crop
+from byol.config import Data
+from byol.crops import MARGIN, center_crop, scale_of
 from byol.data import open_source
 from byol.data.loader import worker_count
 from byol.data.parts import Part, as_source
@@ -58,7 +59,8 @@ def finite_rows(values: np.ndarray) -> np.ndarray:
 
 
 class Chunk(NamedTuple):
-    """Consecutive images as centre crops uint8 (n, 3, S, S), their numbers, and the names of those left out."""
+    """Consecutive images as centre crops (n, C, S, S), uint8 or in [0, 1], their numbers, and the names of those left
+    out."""
 
     pixels: Tensor
     indices: list[int]
@@ -68,9 +70,11 @@ class Chunk(NamedTuple):
 class Crops(torch.utils.data.Dataset[Chunk]):
     """Item i is the i-th chunk of centre crops."""
 
-    def __init__(self, source: Source, resolution: int, margin: float = MARGIN) -> None:
-        self.source, self.resolution, self.margin = source, resolution, margin
-        self.at_once = max(1, min(CHUNK, CHUNK_BYTES // (3 * resolution**2)))
+    def __init__(self, source: Source, config: Data, margin: float = MARGIN) -> None:
+        self.source, self.resolution, self.margin = source, config.resolution, margin
+        self.channels, self.scale = config.channels or 3, scale_of(config)
+        each = self.channels * config.resolution**2 * (1 if self.scale is None else 4)
+        self.at_once = max(1, min(CHUNK, CHUNK_BYTES // each))
 
     def __len__(self) -> int:
         return (len(self.source) + self.at_once - 1) // self.at_once
@@ -83,16 +87,17 @@ class Crops(torch.utils.data.Dataset[Chunk]):
             except BadImage as error:
                 bad.append(f"{self.source.describe(index)} ({error})")
                 continue
-            crop = center_crop(image, self.resolution, margin=self.margin)
-            crops.append((crop * 255).round().to(torch.uint8))
+            crop = center_crop(image, self.resolution, margin=self.margin, scale=self.scale)
+            # 8-bit images in 8 bits, a quarter of the memory; deep ones keep their precision.
+            crops.append((crop * 255).round().to(torch.uint8) if self.scale is None else crop)
             kept.append(index)
-        size = self.resolution
-        return Chunk(torch.stack(crops) if crops else torch.empty(0, 3, size, size, dtype=torch.uint8), kept, bad)
+        none = torch.empty(0, self.channels, self.resolution, self.resolution, dtype=torch.uint8)
+        return Chunk(torch.stack(crops) if crops else none, kept, bad)
 
 
-def centre_crops(source: Source, resolution: int, workers: int = 0, margin: float = MARGIN) -> Iterator[Chunk]:
+def centre_crops(source: Source, config: Data, workers: int = 0, margin: float = MARGIN) -> Iterator[Chunk]:
     """All images in order; one that cannot be read is named and left out."""
-    crops, left_out = Crops(source, resolution, margin), 0
+    crops, left_out = Crops(source, config, margin), 0
     for chunk in loaded(crops, range(len(crops)), min(workers, len(crops))):
         name_left_out(chunk.bad, left_out)
         left_out += len(chunk.bad)
@@ -108,7 +113,7 @@ def represented(encoder: Encoder, source: Source, margin: float = MARGIN) -> Ite
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     given = infinite = 0
     with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
-        for number, (pixels, indices, bad) in enumerate(centre_crops(source, encoder.resolution, workers, margin)):
+        for number, (pixels, indices, bad) in enumerate(centre_crops(source, encoder.config.data, workers, margin)):
             if indices:
                 values = represent(module, pixels, encoder.config, exact).numpy()
                 finite = finite_rows(values)
@@ -138,7 +143,7 @@ def extract(encoder: Encoder, source: Source) -> tuple[np.ndarray, list[int]]:
 
 def of_part(encoder: Encoder, part: Part, cache: Path, margin: float = MARGIN) -> Features:
     """The features of a part: from the cache when the same encoder has seen the same images, else computed and kept."""
-    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {part.fingerprint()}")
+    path = _path(cache, f"{_seen_by(encoder, margin)} {part.fingerprint()}")
     facts = path.with_suffix(".json")
     shape = (len(part), encoder.num_features)
     values, left_out = _mapped(path, shape), _left_out(facts, len(part))
@@ -157,7 +162,7 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
     """Two parts one after the other, from their own features: no image is looked at twice."""
     one, two = (of_part(encoder, part, cache, margin) for part in (first, second))
     parts = f"{first.fingerprint()} {second.fingerprint()}"
-    path = _path(cache, f"{encoder.checksum()} {encoder.resolution} {margin:.6f} {parts}")
+    path = _path(cache, f"{_seen_by(encoder, margin)} {parts}")
     shape = (len(one.values) + len(two.values), encoder.num_features)
     found = _mapped(path, shape)
     if found is None:
@@ -166,6 +171,12 @@ def of_both(encoder: Encoder, first: Part, second: Part, cache: Path, margin: fl
         found = _mapped(path, shape)
         assert found is not None
     return Features(found, np.concatenate([one.targets, two.targets]))
+
+
+def _seen_by(encoder: Encoder, margin: float) -> str:
+    """All that features depend on besides the images; of the range of values only where it is not that of 8 bits."""
+    told = f"{encoder.checksum()} {encoder.resolution} {margin:.6f}"
+    return f"{told} {encoder.config.data.range}" if scale_of(encoder.config.data) else told
 
 
 def _path(cache: Path, key: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol import data
+from byol.crops import center_crop, scale_of
 from byol.data.loader import worker_count
 from byol.data.source import Source
 from byol.errors import BadData, UsageError
@@ -22,10 +23,13 @@ from byol.networks import ResNet
 from byol.run import pictures
 from byol.run.files import placed, replacing, write_json
 from byol.run.machine import represent
+from byol.run.monitor import compact
+from byol.run.painting import AS_IT_IS, Painter, painter
 from byol.run.progress import bar, tell
 
 SHOWN = 12  # images of the picture
 CELL = 128  # px
+COLUMNS = ("image", "components", "over it")
 TAILS = 0.01  # of the places whose components may be cut off, at either end
 
 
@@ -59,18 +63,32 @@ def write_maps(
         _header(file, len(kept), shape)  # as long as the first: numpy leaves room for any number of rows
     write_json(out.with_suffix(".json"), _facts(source, kept))
     if sheet and shown:
-        draw(placed(sheet), shown)
+        paint = painter(source, encoder.config.data)
+        rows = overlaid(shown, paint)
+        pictures.sheet(placed(sheet), rows, list(COLUMNS), (CELL, CELL), footnote=paint.words)
     left_out = f"; {len(source) - len(kept)} could not be read" if len(kept) < len(source) else ""
     tell(f"{out}: {len(kept)} maps of {shape[0]} features at {shape[1]} x {shape[2]} places{left_out}")
 
 
+def few(encoder: Encoder, images: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Centre crops of a few images (C, H, W), and their maps; none for an encoder that has no map."""
+    if not isinstance(encoder.module, ResNet) or not images:
+        return []
+    scale = scale_of(encoder.config.data)
+    pixels = torch.stack([compact(center_crop(i, encoder.resolution, scale=scale), scale) for i in images])
+    with frozen(encoder) as module:
+        assert isinstance(module, ResNet)
+        maps = represent(module.features, pixels, encoder.config, replace(encoder.place, precision="float32"))
+    return list(zip(pixels, maps, strict=True))
+
+
 def mapped(encoder: Encoder, source: Source) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Maps float32 (n, features, h, w), centre crops uint8 (n, 3, S, S) and the images' numbers, a chunk at a time."""
+    """Maps float32 (n, features, h, w), centre crops (n, C, S, S) and the images' numbers, a chunk at a time."""
     exact = replace(encoder.place, precision="float32")
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     with frozen(encoder) as module, bar("Embedding", len(source), "images") as shown:
         assert isinstance(module, ResNet)
-        for pixels, indices, bad in centre_crops(source, encoder.resolution, workers):
+        for pixels, indices, bad in centre_crops(source, encoder.config.data, workers):
             if indices:
                 yield represent(module.features, pixels, encoder.config, exact), pixels, indices
             shown.advance(len(indices) + len(bad))
@@ -79,7 +97,7 @@ def mapped(encoder: Encoder, source: Source) -> Iterator[tuple[Tensor, Tensor, l
 def _shape(encoder: Encoder) -> tuple[int, int, int]:
     """(features, h, w) of a map, by one empty image."""
     size = encoder.resolution
-    blank = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+    blank = torch.zeros(1, encoder.config.network.channels, size, size, dtype=torch.uint8)
     exact = replace(encoder.place, precision="float32")
     with frozen(encoder) as module:
         assert isinstance(module, ResNet)
@@ -116,12 +134,14 @@ def components(maps: Tensor) -> Tensor:
     return scaled.reshape(count, height, width, 3).permute(0, 3, 1, 2).float()
 
 
-def draw(out: Path, shown: list[tuple[Tensor, Tensor]]) -> None:
-    """A row an image: itself, the components as red, green and blue, and these laid over it."""
+def overlaid(shown: Sequence[tuple[Tensor, Tensor]], paint: Painter = AS_IT_IS) -> list[list[Tensor]]:
+    """Centre crops (C, S, S), uint8 or in [0, 1], and their maps → a row each, in [0, 1]: the image as the painter
+    shows it, the components as red, green and blue, and these laid over it."""
     colours = components(torch.stack([maps for _, maps in shown]))
     rows = []
     for (pixels, _), colour in zip(shown, colours, strict=True):
-        image = pixels.float() / 255
+        unit = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        image = paint.unit(unit).float() / 255
         large = F.interpolate(colour[None], size=image.shape[-2:], mode="nearest")[0]
         rows.append([image, large, 0.4 * image + 0.6 * large])
-    pictures.sheet(out, rows, ["image", "components", "over it"], (CELL, CELL))
+    return rows

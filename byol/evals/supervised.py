@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from byol import checkpoint
+from byol.crops import scale_of
 from byol.data.loader import Images
 from byol.data.parts import Task
+from byol.errors import UsageError
 from byol.evals import classifier
 from byol.evals.budget import Setting
 from byol.evals.encoder import Encoder
@@ -25,6 +27,8 @@ from byol.evals.spec import Supervised
 
 def evaluate(encoder: Encoder, task: Task, spec: Supervised, session: Session) -> Result:
     """Of the encoder only the shape is used."""
+    if spec.augment_ops and (encoder.config.network.channels != 3 or scale_of(encoder.config.data)):
+        raise UsageError("RandAugment changes 8-bit colours, which these images are not: --supervised.augment-ops 0.")
     spec = replace(spec, batch=min(spec.batch, len(task.train)))
     first = classifier.images_of(task.train, encoder)
 

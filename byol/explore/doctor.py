@@ -15,7 +15,7 @@ import torch
 from byol import data, neighbours, presets, views
 from byol.config import Config, View
 from byol.config_file import read_yaml
-from byol.data.loader import sample, worker_count
+from byol.data.loader import names_of, sample, worker_count
 from byol.data.source import Source
 from byol.data.workers import loaded
 from byol.errors import BadData, UsageError
@@ -194,10 +194,10 @@ def _recipe(
 ) -> tuple[Config, list[Reason]]:
     """The config that training would have, and why `auto` chose it."""
     first, reasons = presets.compose(request.preset, values, {})
-    if request.preset != "auto" or not good:
+    if not presets.chooses(request.preset) or not good:
         return first, reasons
     some = sample(source)
-    return presets.compose(request.preset, values, {}, "", facts(len(good), some, first))
+    return presets.compose(request.preset, values, {}, "", facts(len(good), some, first, names_of(source)))
 
 
 def channel_warnings(good: Sequence[Look]) -> list[str]:

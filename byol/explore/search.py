@@ -21,15 +21,17 @@ from torch import Tensor
 
 from byol import data, neighbours
 from byol.data.arrays import read_npz
-from byol.data.decode import decode, open_image, printable, visible
+from byol.data.decode import open_image, printable, visible
 from byol.data.parts import Part
 from byol.data.source import Source
+from byol.data.stored import read_as
 from byol.errors import BadData, UsageError
 from byol.evals import features
 from byol.evals.encoder import Encoder, open_encoder
 from byol.run import caution, pictures
 from byol.run.files import open_regular, placed, write_atomically, write_json
 from byol.run.monitor import directions
+from byol.run.painting import painter
 from byol.run.progress import bar, name_left_out, say, tell
 from byol.run.record import NAME, read_run
 from byol.run.remembered import Named, images_of
@@ -48,8 +50,9 @@ class Space(NamedTuple):
     vectors: Tensor
     names: list[str]
     mean: Tensor
-    read: Callable[[int], Tensor] | None  # the image of a row; None when only features are at hand
+    read: Callable[[int], Tensor] | None  # the image of a row, to be shown; None when only features are at hand
     notes: tuple[str, ...] = ()  # what is wrong with it
+    colours: str = ""  # what red, green and blue of an image are, where they are not its own
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Answer:
     shown: list[list[int]]  # for each line of a sheet, which images of the space it shows
     read: Callable[[int], Tensor] | None
     notes: tuple[str, ...] = ()  # sentences to print after the rows
+    colours: str = ""  # of the sheet
 
 
 def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
@@ -76,8 +80,10 @@ def open_space(run: str, name: str = "", cache: Path | None = None) -> Space:
     source = data.open_source(named.data, named.config)
     every = np.arange(len(source))
     seen = features.of_part(encoder, Part(source, every, every), cache or features.default_cache())
-    rows = seen.targets
-    return _space(seen.values, [source.describe(int(i)) for i in rows], lambda row: source.read(int(rows[row])))
+    rows, paint = seen.targets, painter(source, named.config)
+    names = [source.describe(int(i)) for i in rows]
+    space = _space(seen.values, names, lambda row: paint.stored(source.read(int(rows[row]))))
+    return space._replace(colours=paint.words)
 
 
 def _space(values: np.ndarray, names: list[str], read: Callable[[int], Tensor] | None) -> Space:
@@ -138,7 +144,7 @@ def query(encoder: Encoder, image: Path) -> np.ndarray:
 
     def read(_: int) -> Tensor:
         with open_image(bytes(image)) as file:
-            return decode(file)
+            return read_as(file, encoder.config.data, bytes(image))
 
     source = Source(str(image), 1, read, lambda _: printable(image))
     return features.extract(encoder, source)[0]
@@ -158,7 +164,8 @@ def search(image: Path, run: str, name: str = "", count: int = 10, approximate: 
     cosines, rows = near.cosines[0].tolist(), near.rows[0].tolist()
     listed = [(rank, space.names[row], round(cosines[rank - 1], 4)) for rank, row in enumerate(rows, 1)]
     sentence = f"The {len(listed)} most similar of {len(space.names):,} images"
-    return Answer(("rank", "name", "similarity"), listed, sentence, _lines(rows), space.read, space.notes)
+    columns = ("rank", "name", "similarity")
+    return Answer(columns, listed, sentence, _lines(rows), space.read, space.notes, space.colours)
 
 
 def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool = False, yes: bool = False) -> Answer:
@@ -196,7 +203,8 @@ def dedupe(run: str, name: str = "", threshold: float = 0.98, approximate: bool 
             0, f"Nearest below the threshold of {threshold:g}, and not listed; look whether they are the same:"
         )
     lines = [group[:COLUMNS] for group in groups[:SHEET_ROWS]]
-    return Answer(("group", "name", "same_as", "similarity"), listed, told, lines, space.read, (*space.notes, *notes))
+    columns = ("group", "name", "same_as", "similarity")
+    return Answer(columns, listed, told, lines, space.read, (*space.notes, *notes), space.colours)
 
 
 def _similar(
@@ -234,7 +242,7 @@ def outliers(run: str, name: str = "", k: int = 10, count: int = 0, approximate:
     ]
     sentence = f"{len(space.names):,} images, the least similar to others first"
     columns = ("rank", "name", "distance", "nearest")
-    return Answer(columns, listed, sentence, _lines(order), space.read, space.notes)
+    return Answer(columns, listed, sentence, _lines(order), space.read, space.notes, space.colours)
 
 
 def pick(
@@ -261,7 +269,7 @@ def pick(
     )
     sentence = f"{count} of {len(kept):,} images picked; {end}"
     lines = _lines([kept[int(row)] for row in rows])
-    return Answer(("rank", "name", column), listed, sentence, lines, space.read, space.notes)
+    return Answer(("rank", "name", column), listed, sentence, lines, space.read, space.notes, space.colours)
 
 
 def _lines(rows: list[int]) -> list[list[int]]:
@@ -275,7 +283,7 @@ def write(answer: Answer, out: Path, sheet: Path | None = None) -> None:
             raise UsageError("--sheet needs the images themselves: name them instead of a .npz file.")
         sheet.parent.mkdir(parents=True, exist_ok=True)
         images = [[answer.read(row) for row in line] for line in answer.shown]
-        pictures.sheet(sheet, images, (), (CELL, CELL), captions=captions(answer))
+        pictures.sheet(sheet, images, (), (CELL, CELL), captions=captions(answer), footnote=answer.colours)
     out = placed(out)
     if out.suffix == ".json":
         write_json(out, [dict(zip(answer.columns, row, strict=True)) for row in answer.rows])

@@ -10,35 +10,44 @@ import numpy as np
 from torch import Tensor
 
 from byol import data, presets, views
-from byol.config import Config
-from byol.data import loader
+from byol.config import Config, apply
+from byol.crops import scale_of
+from byol.data import loader, values
 from byol.data.source import Source
+from byol.data.stored import fitted
 from byol.errors import BadData, UsageError
 from byol.run import pictures
 from byol.run.facts import facts
 from byol.run.files import placed
+from byol.run.painting import AS_IT_IS, Painter, painter
 from byol.run.progress import tell
 
 
-def sheet(name: str, out: Path, preset: str, values: dict[str, Any], images: int = 8, pairs: int = 4) -> None:
+def sheet(name: str, out: Path, preset: str, asked: dict[str, Any], images: int = 8, pairs: int = 4) -> None:
     """Write a PNG with one row an image: the image itself, then pairs of T and T′ as training would see them."""
     if out.suffix != ".png":
         raise UsageError(f"--out should end in .png, not be {out}.")
-    first, _ = presets.compose(preset, values, {})
-    source = data.open_source(name, first.data)
-    config = _recipe(source, preset, values)
-    shown = _some(source, images)
+    first, _ = presets.compose(preset, asked, {})
+    found = data.open_stored(name, first.data)
+    settled = values.settle(found, first, asked, {}).fields
+    source = fitted(found, apply(first, settled).data)
+    config = _recipe(source, preset, asked, settled)
+    shown, paint = _some(source, images), painter(source, config.data)
     out = placed(out)
     cell = min(max(config.data.resolution, 64), 128)
-    pictures.sheet(out, view_rows(shown, config, pairs), ["image", *["T", "T'"] * pairs], (cell, cell))
+    rows = view_rows(shown, config, pairs, paint)
+    pictures.sheet(out, rows, ["image", *["T", "T'"] * pairs], (cell, cell), footnote=paint.words)
     tell(f"{out}: {len(shown)} images, {pairs} draws of T and T' at {config.data.resolution} px")
+    if paint.words:
+        tell(f"Colours: {paint.words}.")
 
 
-def _recipe(source: Source, preset: str, values: dict[str, Any]) -> Config:
-    first, _ = presets.compose(preset, values, {})
-    if preset != "auto":
-        return first
-    return presets.compose(preset, values, {}, "", facts(len(source), loader.sample(source), first))[0]
+def _recipe(source: Source, preset: str, asked: dict[str, Any], settled: dict[str, Any]) -> Config:
+    first, _ = presets.compose(preset, asked, {})
+    if presets.chooses(preset):
+        seen = facts(len(source), loader.sample(source), first, loader.names_of(source), settled)
+        first = presets.compose(preset, asked, {}, "", seen)[0]
+    return apply(first, settled)
 
 
 def _some(source: Source, count: int) -> list[Tensor]:
@@ -51,9 +60,10 @@ def _some(source: Source, count: int) -> list[Tensor]:
     return images
 
 
-def view_rows(images: list[Tensor], config: Config, pairs: int = 4) -> list[list[Tensor]]:
-    """For each image: itself, then T and T′ of steps 0, 1, … before normalization."""
+def view_rows(images: list[Tensor], config: Config, pairs: int = 4, paint: Painter = AS_IT_IS) -> list[list[Tensor]]:
+    """For each image: itself, then T and T′ of steps 0, 1, … before normalization, as they are painted."""
     visible = views.unnormalized(config.views)
     draws = [draw for step in range(pairs) for draw in views.draw(config.run.seed, step, len(images), visible)]
-    columns = [views.make(images, draw, visible, config.data.resolution) for draw in draws]
-    return [[image, *shown] for image, *shown in zip(images, *columns, strict=True)]
+    columns = [views.make(images, draw, visible, config.data.resolution, scale_of(config.data)) for draw in draws]
+    shown = [list(map(paint.unit, column)) if paint.words else list(column) for column in columns]
+    return [[paint.stored(image), *row] for image, *row in zip(images, *shown, strict=True)]

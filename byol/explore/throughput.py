@@ -133,7 +133,7 @@ def loading_rate(images: Images, config: Config, plan: Plan, device: torch.devic
 def augmenting_rate(config: Config, device: torch.device) -> float:
     """Images a second whose two crops become views, in the training process."""
     size = config.data.resolution
-    crops = torch.rand(BATCH, 3, size, size, device=device)
+    crops = torch.rand(BATCH, config.network.channels, size, size, device=device)
     draws = views.draw(0, 0, BATCH, config.views)
     for draw in draws:  # once to warm up
         views.finish_(crops, draw, config.views)

@@ -20,7 +20,7 @@ from byol.errors import DiskError, OutputBusy, UsageError, nearest
 from byol.models.model import Model, load_model
 from byol.run.files import placed, write_atomically
 from byol.weights import reader, resnets
-from byol.weights.exports import TOLERANCE, Export, optional_import
+from byol.weights.exports import TOLERANCE, Export, in_words, optional_import
 
 BATCHES = (1, 3)
 
@@ -50,7 +50,8 @@ def difference(model: Model, other: Callable[[Tensor], Tensor], normalized: bool
     """The largest distance between two probabilities, over batches of several sizes."""
     worst, generator = 0.0, torch.Generator().manual_seed(0)
     for count in BATCHES:
-        images = torch.rand(count, 3, model.resolution, model.resolution, generator=generator)
+        shape = (model.used.config.network.channels, model.resolution, model.resolution)
+        images = torch.rand(count, *shape, generator=generator)
         given = (images - model.mean) / model.std if normalized else images
         worst = max(worst, float((model(images) - other(given)).abs().max()))
     return worst
@@ -80,12 +81,12 @@ def to_onnx(model: Model, out: Path) -> Export:
     def run(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
-    size = model.resolution
+    size, channels = model.resolution, model.used.config.network.channels
     lines = [
         "import json, numpy as np, onnxruntime",
         f"session = onnxruntime.InferenceSession({str(out)!r})",
         'classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])',
-        f"images = np.zeros((1, 3, {size}, {size}), np.float32)  # RGB in [0, 1]",
+        f"images = np.zeros((1, {channels}, {size}, {size}), np.float32)  # {in_words(model.used.config)}",
         'print(classes, session.run(None, {"images": images})[0])',
     ]
     return Export([out], difference(model, run), lines)
@@ -97,11 +98,12 @@ def to_torch_export(model: Model, out: Path) -> Export:
     torch.export.save(program, content)
     write_atomically(out, content.getvalue())
     again = torch.export.load(str(out)).module()
-    size = model.resolution
+    size, channels = model.resolution, model.used.config.network.channels
+    told = in_words(model.used.config)
     lines = [
         "import torch",
         f"model = torch.export.load({str(out)!r}).module()",
-        f"print({list(model.classes)}, model(torch.rand(1, 3, {size}, {size})))  # RGB in [0, 1]",
+        f"print({list(model.classes)}, model(torch.rand(1, {channels}, {size}, {size})))  # {told}",
     ]
     return Export([out], difference(model, again), lines)
 
@@ -149,18 +151,18 @@ def _classifier(model: Model) -> str:
 
 
 def _use(model: Model) -> list[str]:
-    size, views = model.resolution, model.used.config.views
+    size, views, channels = model.resolution, model.used.config.views, model.used.config.network.channels
     answer = "torch.sigmoid" if model.facts.several else "torch.softmax"
     last = "" if model.facts.several else ", 1"
     return [
-        f"images = torch.rand(1, 3, {size}, {size})  # RGB in [0, 1]",
+        f"images = torch.rand(1, {channels}, {size}, {size})  # {in_words(model.used.config)}",
         f"mean, std = torch.tensor({list(views.mean)}), torch.tensor({list(views.std)})",
         f"probabilities = {answer}(model.eval()((images - mean[:, None, None]) / std[:, None, None]){last})",
     ]
 
 
 def _example(model: Model) -> Tensor:
-    return torch.zeros(2, 3, model.resolution, model.resolution)
+    return torch.zeros(2, model.used.config.network.channels, model.resolution, model.resolution)
 
 
 def _only_resnets(model: Model, to: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from byol import checkpoint
 from byol.config import flatten
-from byol.crops import MARGIN
+from byol.crops import MARGIN, scale_of
 from byol.data.loader import Images
 from byol.data.parts import Part, joined
 from byol.errors import BadData, Interrupted, OutputBusy, UsageError
@@ -134,6 +134,7 @@ def _record(encoder: Encoder, labelled: Labelled, options: Options, name: str) -
             "resize": "bicubic",
             "mean": list(views.mean),
             "std": list(views.std),
+            **({"range": encoder.config.data.range} if scale_of(encoder.config.data) else {}),
         },
     )
 

@@ -5,6 +5,7 @@ A model is a folder. model.json is written first, saying that the fit is under w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,9 +18,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from byol import checkpoint, data
+from byol.config import Data
+from byol.data.decode import open_image
 from byol.data.folder import EXTENSIONS
 from byol.data.loader import worker_count
 from byol.data.source import BadImage, Source
+from byol.data.stored import is_eight_bit, read_as
 from byol.errors import BadData, DiskError, UsageError
 from byol.evals.encoder import Encoder, frozen, open_encoder
 from byol.evals.features import CHUNK, NOT_FINITE, centre_crops, finite_rows
@@ -59,6 +63,9 @@ class ModelRecord:
     preprocessing: dict[str, Any] = field(default_factory=dict)
 
 
+KINDS = (torch.uint8, torch.uint16, torch.int16, torch.int32, torch.float32)
+
+
 class Answers(NamedTuple):
     """Some consecutive images: probabilities (n, classes) of those at `indices`, and why others could not be read."""
 
@@ -80,7 +87,7 @@ class Predictions(NamedTuple):
 
 
 class Model(nn.Module):
-    """RGB images in [0, 1], (B, 3, S, S) at its resolution → probabilities (B, classes), in evaluation mode."""
+    """Images in [0, 1], (B, C, S, S) at its resolution → probabilities (B, classes), in evaluation mode."""
 
     def __init__(self, encoder: Encoder, head: nn.Linear, facts: ModelRecord) -> None:
         super().__init__()
@@ -89,8 +96,8 @@ class Model(nn.Module):
         mean, std = encoder.config.views.mean, encoder.config.views.std
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -107,11 +114,12 @@ class Model(nn.Module):
 
     def predict(self, images: Images) -> Predictions:
         """Answers for images: a file, a folder, shards or another name that `byol predict` takes, or a sequence of file
-        names, PIL images, uint8 arrays (H, W, 3) or uint8 tensors (3, H, W).
+        names, PIL images, arrays (H, W, C) or tensors (C, H, W), uint8 for an encoder of 8-bit images.
 
         Images are resized and cropped as in the fit.
         """
-        source = self.opened(images) if isinstance(images, str | Path) else _given(images)  # type: ignore[arg-type]
+        config = self.used.config.data
+        source = self.opened(images) if isinstance(images, str | Path) else _given(images, config)  # type: ignore[arg-type]
         names, found, bad = list[str](), list[np.ndarray](), dict[str, str]()
         for answers in answered(self, source):
             names += [source.describe(i) for i in answers.indices]
@@ -123,7 +131,7 @@ class Model(nn.Module):
     def opened(self, images: str | Path, split: str = "train") -> Source:
         """The images that a name stands for; one image file is an image."""
         if Path(images).is_file() and Path(images).suffix.lower().removeprefix(".") in EXTENSIONS:
-            return _given([images])
+            return _given([images], self.used.config.data)
         return data.open_source(str(images), self.used.config.data, split)
 
     def label(self, row: np.ndarray) -> Any:
@@ -194,7 +202,7 @@ def answered(model: Model, source: Source) -> Iterator[Answers]:
     workers = worker_count(encoder.config) if len(source) > CHUNK else 0
     first = given = 0
     with frozen(encoder) as module, bar("Predicting", len(source), "images") as shown:
-        for pixels, indices, left_out in centre_crops(source, encoder.resolution, workers, model.facts.margin):
+        for pixels, indices, left_out in centre_crops(source, encoder.config.data, workers, model.facts.margin):
             count = len(indices) + len(left_out)
             missing = sorted(set(range(first, first + count)) - set(indices))
             bad = {i: _reason(text, source.describe(i)) for i, text in zip(missing, left_out, strict=True)}
@@ -217,26 +225,29 @@ def _reason(text: str, name: str) -> str:
     return text.removeprefix(name).strip().removeprefix("(").removesuffix(")")
 
 
-def _given(images: Sequence[Any]) -> Source:
+def _given(images: Sequence[Any], config: Data) -> Source:
     """Images that are at hand, or the names of their files."""
     if not len(images):
         raise UsageError("There is no image to predict: the sequence is empty.")
     names = [str(image) if isinstance(image, str | Path) else f"image {i}" for i, image in enumerate(images)]
-    return Source("the images given", len(images), partial(_pixels, images), names.__getitem__)
+    return Source("the images given", len(images), partial(_pixels, images, config), names.__getitem__)
 
 
-def _pixels(images: Sequence[Any], index: int) -> Tensor:
-    """uint8 (3, H, W)."""
+def _pixels(images: Sequence[Any], config: Data, index: int) -> Tensor:
+    """(C, H, W), as the encoder's config wants it."""
     image = images[index]
     if isinstance(image, str | Path):
-        from byol.data.decode import decode, open_image
-
-        with open_image(str(image).encode()) as file:
-            return decode(file, 64.0)
+        with open_image(os.fsencode(image)) as file:
+            return read_as(file, config, os.fsencode(image))
     if hasattr(image, "convert"):
         image = np.asarray(image.convert("RGB"))
     if isinstance(image, np.ndarray):
         image = torch.from_numpy(np.array(image)).permute(2, 0, 1) if image.ndim == 3 else image
-    if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise BadImage("neither a file, a PIL image, a uint8 array (H, W, 3) nor a uint8 tensor (3, H, W)")
+    channels, eight = config.channels or 3, is_eight_bit(config)
+    kinds = (torch.uint8,) if eight else KINDS
+    if not isinstance(image, Tensor) or image.dtype not in kinds or image.ndim != 3 or image.shape[0] != channels:
+        kind = "uint8 " * eight
+        raise BadImage(
+            f"neither a file, a PIL image, a {kind}array (H, W, {channels}) nor a {kind}tensor ({channels}, H, W)"
+        )
     return image.contiguous()

@@ -19,6 +19,7 @@ from byol.report import IMAGES, collect, gallery, page, samples
 from byol.report.collect import Facts, Record
 from byol.run import caution
 from byol.run.files import placed, write_atomically
+from byol.run.painting import Painter, painter
 from byol.run.progress import say, tell
 from byol.run.record import now
 from byol.run.remembered import Named, images_of
@@ -49,12 +50,15 @@ def modelled(records: Sequence[Record], images: int, moved: str = "") -> Facts:
         source = _open(named, members)
         if source is None:
             continue
+        paint = painter(source, named.config)
         for record in members:
-            pictures[record.path]["views"] = samples.drawn_views(source, record.config)
-            pictures[record.path]["neighbours"] = samples.drawn_neighbours(record.path, source)
+            record.notes += [f"Colours of the pictures: {paint.words}."] * bool(paint.words)
+            pictures[record.path]["views"] = samples.drawn_views(source, record.config, paint)
+            pictures[record.path]["neighbours"] = samples.drawn_neighbours(record.path, source, paint)
+            pictures[record.path]["parts"] = record.encoder and samples.drawn_maps(source, record.encoder, paint)
         able = [record for record in members if record.encoder is not None]
         if able and images:
-            _add_maps(able, source, images // len(groups), pictures, galleries)
+            _add_maps(able, source, images // len(groups), pictures, galleries, paint)
     described = [{**collect.described(record), **pictures[record.path]} for record in records]
     _tell_apart(described)
     return {
@@ -107,9 +111,10 @@ def _add_maps(
     images: int,
     pictures: dict[Path, Facts],
     galleries: list[Facts],
+    paint: Painter,
 ) -> None:
     encoders: list[Encoder] = [record.encoder for record in able if record.encoder is not None]
-    seen = gallery.look(source, encoders, max(images, 1))
+    seen = gallery.look(source, encoders, max(images, 1), paint)
     if not seen.tiles:
         for record in able:
             record.notes.append(f"None of the images of {source.name} can be read.")

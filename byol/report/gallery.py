@@ -20,6 +20,8 @@ from byol.evals.encoder import Encoder, frozen
 from byol.report import embedding
 from byol.report.tiles import sheets, side_for, tile
 from byol.run.machine import represent
+from byol.run.monitor import compact
+from byol.run.painting import AS_IT_IS, Painter
 from byol.run.progress import bar, name_left_out
 
 CHUNK = 64
@@ -39,8 +41,10 @@ class Chunk(NamedTuple):
 class Reader(Dataset[Chunk]):
     """Item i is the i-th chunk of the chosen images; each is decoded once, however many encoders look at it."""
 
-    def __init__(self, source: Source, chosen: np.ndarray, resolutions: Sequence[int], side: int) -> None:
-        self.source, self.chosen, self.resolutions, self.side = source, chosen, resolutions, side
+    def __init__(
+        self, source: Source, chosen: np.ndarray, resolutions: Sequence[int], side: int, paint: Painter
+    ) -> None:
+        self.source, self.chosen, self.resolutions, self.side, self.paint = source, chosen, resolutions, side, paint
 
     def __getitem__(self, number: int) -> Chunk:
         tiles, positions, bad = [], [], []
@@ -52,9 +56,9 @@ class Reader(Dataset[Chunk]):
             except BadImage as error:
                 bad.append(f"{self.source.describe(index)} ({error})")
                 continue
-            tiles.append(tile(image, self.side))
+            tiles.append(tile(self.paint.stored(image), self.side))
             for resolution, found in crops.items():
-                found.append((center_crop(image, resolution) * 255).round().to(torch.uint8))
+                found.append(compact(center_crop(image, resolution, scale=self.paint.scale), self.paint.scale))
             positions.append(position)
         stacked = {resolution: torch.stack(found) for resolution, found in crops.items() if found}
         return Chunk(tiles, stacked, positions, bad)
@@ -79,8 +83,8 @@ def choose(source: Source, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(len(source), most, replace=False))
 
 
-def look(source: Source, encoders: Sequence[Encoder], most: int) -> Gallery:
-    """Reads the chosen images once and shows them to every encoder."""
+def look(source: Source, encoders: Sequence[Encoder], most: int, paint: Painter = AS_IT_IS) -> Gallery:
+    """Reads the chosen images once and shows them to every encoder, all of which map values by one scale."""
     chosen = choose(source, most)
     sizes = sample_sizes(source) or [(32, 32)]
     side = side_for(int(np.median([min(size) for size in sizes])), LARGEST_TILE)
@@ -91,7 +95,7 @@ def look(source: Source, encoders: Sequence[Encoder], most: int) -> Gallery:
     features: list[list[Tensor]] = [[] for _ in encoders]
     with ExitStack() as stack, bar("Looking at images", len(chosen), "images") as shown:
         modules = [stack.enter_context(frozen(encoder)) for encoder in encoders]
-        for chunk in _chunks(Reader(source, chosen, resolutions, side), encoders):
+        for chunk in _chunks(Reader(source, chosen, resolutions, side, paint), encoders):
             name_left_out(chunk.bad, left_out)
             left_out += len(chunk.bad)
             for encoder, module, found in zip(encoders, modules, features, strict=True):

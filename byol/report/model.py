@@ -10,6 +10,7 @@ import hashlib
 import html
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from byol import data
-from byol.config import Config
 from byol.data.source import BadImage, Source
 from byol.errors import DiskError, UsageError
+from byol.evals.encoder import open_encoder
 from byol.evals.metrics import average_precision11, shown
 from byol.models import calibrate
 from byol.models.model import VALIDATION, ModelRecord, read_record
 from byol.report.gallery import found_by_name
 from byol.report.tiles import tile
 from byol.run.files import placed, read_json, write_atomically
+from byol.run.painting import painter
 from byol.run.progress import tell
 
 WRONG = 12  # images that are shown
@@ -56,7 +58,12 @@ def report(folder: Path, out: Path, images: str = "") -> Path:
     if facts.status != "done":
         raise UsageError(f"The fit of {folder} was not finished: run the same `byol fit` again.")
     seen = read_seen(folder, facts)
-    source = data.open_source(images, Config().data) if images else None
+    config = open_encoder(folder).config.data
+    source = data.open_source(images, config) if images else None
+    if source:
+        paint, read = painter(source, config), source.read
+        source = replace(source, read=lambda index: paint.stored(read(index)))
+        facts = replace(facts, notes=facts.notes + [f"Colours of the pictures: {paint.words}."] * bool(paint.words))
     content = render(folder.resolve().name, facts, seen, source)
     out = placed(out)
     write_atomically(out, content)

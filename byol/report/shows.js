@@ -278,3 +278,28 @@ function showViews(run, place) {
     ),
   );
 }
+
+function partSheet() {
+  const able = RUNS.filter((run) => run.parts);
+  if (!able.length) return null;
+  const [height, width] = able[0].parts.places;
+  return el(
+    "section",
+    { id: "parts", "aria-labelledby": "parts-title" },
+    heading(
+      "parts",
+      "What it tells apart within an image",
+      `The encoder's last feature map has ${height} × ${width} places. Places of one colour look alike to it: red, green and blue are the map's first three principal components over these images.`,
+      chooser(able),
+    ),
+    following(able, el("div", {}), showParts),
+  );
+}
+function showParts(run, place) {
+  const tiles = new Sheet(run.parts.sheet);
+  const one = (part) => explained(el("div", {}, tiles.tile(part.tile, plain(part.text))), plain(`${part.kind}: ${part.text}`));
+  const group = (row) => el("div", { class: "couple" }, row.map(one));
+  place.replaceChildren(
+    el("div", { class: "card scroll" }, el("div", { class: "parts" }, run.parts.rows.map(group))),
+  );
+}

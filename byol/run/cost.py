@@ -113,7 +113,9 @@ def on_paper(config: Config, classes: int = 0) -> method.Method:
 
 
 def _blank_view(config: Config) -> Tensor:
-    return torch.empty(PROBE_IMAGES, 3, config.data.resolution, config.data.resolution, device="meta")
+    return torch.empty(
+        PROBE_IMAGES, config.network.channels, config.data.resolution, config.data.resolution, device="meta"
+    )
 
 
 def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
@@ -175,7 +177,7 @@ def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pac
     """
     size = config.data.resolution
     count = max(2, min(most, TIMED_PIXELS // size**2))
-    view = place.images(torch.rand(count, 3, size, size), config)
+    view = place.images(torch.rand(count, config.network.channels, size, size), config)
     labels = torch.zeros(count, dtype=torch.long, device=place.device) if model.classifier is not None else None
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = optim.OPTIMIZERS["sgd"]([{"params": learned}], Optim(momentum=0.0))

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from byol import data, presets
-from byol.config import Config, Network, Plan, resolve
+from byol.config import Config, Network, Plan, apply, resolve
 from byol.data import loader
+from byol.data.stored import fitted
+from byol.data.values import settle
 from byol.presets import Reason
 from byol.run import cost
 from byol.run.cost import Cost, Device
@@ -43,24 +45,27 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
     config, _ = presets.compose(preset, values, {})
     side = seen.side or 224
     count, sample = seen.images or IMAGENET, [torch.zeros(3, side, side, dtype=torch.uint8)] * SUPPOSED
+    settled: dict[str, Any] = {}
     if seen.data:
-        source = data.open_source(seen.data, config.data)
+        found = data.open_stored(seen.data, config.data)
+        settled = settle(found, config, values, {}).fields
+        source = fitted(found, apply(config, settled).data)
         count, sample = len(source), loader.sample(source)
-    if preset != "auto":
-        return Composed(config, count, [])
-    known = facts(count, sample, config)
+    if not presets.chooses(preset):
+        return Composed(apply(config, settled), count, [])
+    known = facts(count, sample, config, settled=settled)
     if name != "here":
         device = cost.named(name, config)
         known = replace(
             known,
             accelerator=True,
             memory=device.memory / 1e9 * devices,
-            seconds=lambda config: cost.cost(config, device, devices).seconds / config.optim.batch,
+            seconds=lambda config: cost.cost(apply(config, settled), device, devices).seconds / config.optim.batch,
             source=f"as reckoned for {name}",
             bf16=False,
         )
-    config, reasons = presets.compose("auto", values, {}, "", known)
-    return Composed(config, count, reasons)
+    config, reasons = presets.compose(preset, values, {}, "", known)
+    return Composed(apply(config, settled), count, reasons)
 
 
 def device_lines(config: Config, name: str, devices: int, images: int) -> list[str]:

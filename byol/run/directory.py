@@ -35,10 +35,14 @@ from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdic
 
 if TYPE_CHECKING:
     from byol.run.given import Weights
+    from byol.run.logs import Logs
 
 DIVERGED = "diverged.json"
 SKIPPED = "skipped.txt"
-WRITTEN = ("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, checkpoint.BEST, "neighbours.json", "report.html")
+WRITTEN = (
+    *("metrics.jsonl", SKIPPED, DIVERGED, checkpoint.ENCODER, checkpoint.BEST),
+    *("neighbours.json", "report.html", "loggers.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
+        if config.run.log:
+            from byol.run import logs  # loggers are loaded when a run asks for some
+
+            logs.check(config.run.loggers)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -94,6 +102,7 @@ class Setup:
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
     whole: Method | None = None  # where weights are in parts: the network that the first process looks at
+    logs: Logs | None = None  # loggers of others, which only the first process has
 
     @property
     def checkpoints(self) -> Path:
@@ -115,6 +124,14 @@ class Setup:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
+
+    def open_logs(self, step: int) -> Logs | None:
+        """The loggers that the config names, whose room is entered only when there are some."""
+        if self.config.run.log:
+            from byol.run.logs import Logs
+
+            self.logs = Logs(self, step)
+        return self.logs
 
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""
@@ -160,6 +177,8 @@ class Setup:
         if processes.rank() == 0:
             files.require_there(self.out)
         self.write(status)
+        if self.logs:
+            self.logs.end(status, verdict)
 
 
 @contextmanager
@@ -171,13 +190,13 @@ def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Gi
         yield _follow(request)
         return
     _read_stored(request.out, overwrite)  # what is wrong there is said before the images, which may take long to open
-    source = data.open_source(request.asked.data, request.config.data)
+    found = data.open_stored(request.asked.data, request.config.data)
     with files.only_writer(request.out):
         stored = _read_stored(request.out, overwrite)
         plugin = _plugin(request.out, stored)
         begun_before = bool(stored and checkpoint.found(request.out / checkpoint.FOLDER))
         weights = given.opened(request.config, stored, begun_before, request.out, read_weights)
-        config, reasons, place = _choose(request, source, stored, weights)
+        config, reasons, place, source = _choose(request, found, stored, weights)
         here = {**machine.versions(), "threads": str(torch.get_num_threads())}
         processes.from_first(lambda: {"config": flatten(config), "machine": asdict(place)})
         images, plan = _prepare(source, config, place)
@@ -247,26 +266,40 @@ def _read_stored(out: Path, overwrite: bool) -> RunRecord | None:
 
 
 def _choose(
-    request: Request, source: Source, stored: RunRecord | None, weights: Weights
-) -> tuple[Config, list[Reason], Machine]:
+    request: Request, found: Source, stored: RunRecord | None, weights: Weights
+) -> tuple[Config, list[Reason], Machine, Source]:
     """Config and machine of the run: the stored ones if the same is asked again, so that `auto` stays with its choice.
+    And the images, `found` as they are stored, with the channels and the range of that config.
 
     Where a run of `auto` is to go on for other epochs, `auto` keeps all that it chose at first.
     """
+    from byol.data import values  # not when a module of the loop is loaded
+    from byol.data.stored import fitted
+
     asked = request.asked
     before = _config(request.out, stored) if stored else Config()
     if stored and stored.request == asked:
-        return before, stored.reasons, _machine(stored, before)
+        return before, stored.reasons, _machine(stored, before), fitted(found, before.data)
     weights.refuse_contradictions(asked.overrides)
-    values, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
-    if asked.preset == "auto":
+    same = values.kept(before, stored.request.overrides, asked.overrides) if stored else None
+    if same:
+        images = values.Settled(same, [r for r in stored.reasons if r.field in values.FIELDS] if stored else [])
+    else:
+        images = values.settle(found, request.config, asked.overrides, weights.settings)
+    source = fitted(found, apply(request.config, images.fields, "images").data)
+    overrides, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
+    if presets.chooses(asked.preset):
         from byol.run.facts import facts  # only here is anything measured
 
-        if stored and stored.request.preset == "auto":
+        if stored and stored.request.preset == asked.preset:
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
-        seen = replace(facts(len(source), loader.sample(source), request.config), weights=weights.resolution)
-    config, reasons = presets.compose(asked.preset, values, kept, record.NAME, seen, weights.settings)
-    return config, reasons, _machine(stored, before) if stored else machine.choose(config)
+        sample, names = loader.sample(source), loader.names_of(source)
+        seen = replace(facts(len(source), sample, request.config, names, images.fields), weights=weights.resolution)
+    given = values.suited(weights.settings, images.fields.get("network.channels", 3))
+    config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
+    config = apply(config, images.fields, "images")
+    place = _machine(stored, before) if stored else machine.choose(config)
+    return config, [*images.reasons, *reasons], place, source
 
 
 def _plugin(out: Path, stored: RunRecord | None) -> record.Plugin | None:

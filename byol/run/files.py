@@ -189,18 +189,19 @@ def read_text(path: Path) -> str:
 class Metrics:
     """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
 
-    def __init__(self, path: Path | None, step: int = 0, tensorboard: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, step: int = 0, listener: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         """Opens for appending after dropping what was logged at or after `step`, which will be done again; at 0 that is
         everything, also the look before the first step.
 
-        Without a path nothing is written: another process does that.
+        Without a path nothing is written: another process does that. The listener is given every line too.
         """
-        self.path, self.events, self.file = path, None, None
+        self.path, self.listener, self.file = path, listener, None
         self.history: list[dict[str, Any]] = []
         if path is None:
             return
-        refuse_link(path, path.with_name("tensorboard"))
-        self.events = _events(path.with_name("tensorboard"), step) if tensorboard else None
+        refuse_link(path)
         self.history = [record for record in read_metrics(path) if record["step"] < step] if step else []
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in self.history).encode())
         self.file = open_to_append(path)
@@ -215,26 +216,13 @@ class Metrics:
             self.file.flush()
         except OSError as error:
             raise disk_error(self.path, error, len(line)) from None
-        if self.events:
-            for name, value in record.items():
-                if name != "step":
-                    self.events.add_scalar(name, value, record["step"])
+        if self.listener:
+            self.listener(record)
 
     def close(self) -> None:
         if self.file:
             with suppress(OSError):
                 self.file.close()
-        if self.events:
-            self.events.close()
-
-
-def _events(directory: Path, step: int) -> Any:
-    """TensorBoard's writer; events from `step` on are hidden, as their steps will be done again."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UsageError("run.tensorboard needs TensorBoard: pip install 'byol[tensorboard]'.") from None
-    return SummaryWriter(str(directory), purge_step=step)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ class Machine:
         return images.to(**self.placement(config))
 
     def at_once(self, images: Tensor) -> int:
-        """How many of these (N, 3, H, W) pass a network that is not trained: on a CPU fewer of the larger ones, whose
+        """How many of these (N, C, H, W) pass a network that is not trained: on a CPU fewer of the larger ones, whose
         activations would fill more memory than a step of training."""
         few = 2**20 // (images.shape[2] * images.shape[3]) if self.device.type == "cpu" else MOST_AT_ONCE
         return max(1, min(MOST_AT_ONCE, few))
@@ -69,10 +69,12 @@ class Machine:
 
 @torch.inference_mode()
 def represent(network: Callable[[Tensor], Tensor], pixels: Tensor, config: Config, place: Machine) -> Tensor:
-    """What a network gives for uint8 images (N, 3, S, S): float32 on the CPU."""
+    """What a network gives for images (N, C, S, S), uint8 or in [0, 1]: float32 on the CPU."""
     results = []
     for chunk in pixels.split(place.at_once(pixels)):
-        scaled = views.normalize(sent(chunk, place.device).float() / 255, config.views.mean, config.views.std)
+        unit = sent(chunk, place.device).float()
+        unit = unit / 255 if chunk.dtype == torch.uint8 else unit
+        scaled = views.normalize(unit, config.views.mean, config.views.std)
         with place.autocast():
             results.append(network(place.images(scaled, config)).float())
     return torch.cat(results).cpu() if results else torch.empty(0, 0)

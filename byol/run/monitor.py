@@ -14,7 +14,7 @@ from torch import Tensor
 
 from byol import views
 from byol.config import Config, Plan
-from byol.crops import center_crop
+from byol.crops import Scale, center_crop, scale_of
 from byol.data.loader import Images
 from byol.errors import BadData, DiskError
 from byol.method import Method
@@ -110,10 +110,10 @@ class Monitor:
         self.classes = len(images.source.classes)
 
     def _draw_views(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """uint8 (N, 3, S, S) each: eight bits are enough to look at, and cost a quarter of the memory."""
-        visible = views.unnormalized(self.config.views)
+        """(N, C, S, S) each, in few bits."""
+        visible, scale = views.unnormalized(self.config.views), scale_of(self.config.data)
         first, second = (
-            _bytes(views.make(images, draw, visible, self.config.data.resolution))
+            compact(views.make(images, draw, visible, self.config.data.resolution, scale), scale)
             for draw in views.draw(self.config.run.seed, -1, len(images), visible)
         )
         return first, second
@@ -168,7 +168,7 @@ class Neighbourhood:
         count = int(min(MOST_SHOWN, max(FEWEST_SHOWN, NEIGHBOURS_SHARE * trained)))
         random = np.random.default_rng([config.run.seed, 4])
         order = [*random.permutation(images.held_out), *random.permutation(images.train)]
-        crops, indices = _whole(images, order[:count], config.data.resolution)
+        crops, indices = _whole(images, order[:count], config)
         self.pixels = torch.stack(crops) if len(crops) > 1 else None
         self.names = [images.source.describe(index) for index in indices]
         self.looks = [look for look in _looks(path) if look["step"] < step] if step else []
@@ -193,12 +193,13 @@ def _looks(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _whole(images: Images, indices: Sequence[int], size: int) -> tuple[list[Tensor], list[int]]:
-    """Centre crops uint8 (3, size, size) of the images that can be read, and their numbers."""
+def _whole(images: Images, indices: Sequence[int], config: Config) -> tuple[list[Tensor], list[int]]:
+    """Centre crops (C, size, size) of the images that can be read, in few bits, and their numbers."""
     crops, kept = [], []
+    scale = scale_of(config.data)
     for index in map(int, indices):
         for image in images.read(np.array([index])):
-            crops.append(_bytes(center_crop(image, size)))
+            crops.append(compact(center_crop(image, config.data.resolution, scale=scale), scale))
             kept.append(index)
     return crops, kept
 
@@ -206,10 +207,11 @@ def _whole(images: Images, indices: Sequence[int], size: int) -> tuple[list[Tens
 def _labelled(images: Images, indices: np.ndarray, config: Config) -> tuple[Tensor, Tensor]:
     """Centre crops and labels of images that have labels."""
     assert images.source.labels is not None
-    crops, kept = _whole(images, indices.tolist(), config.data.resolution)
+    crops, kept = _whole(images, indices.tolist(), config)
     return torch.stack(crops), torch.tensor(images.source.labels[kept])
 
 
-def _bytes(pixels: Tensor) -> Tensor:
-    """Pixels in [0, 1] as uint8."""
-    return (pixels * 255).round().to(torch.uint8)
+def compact(pixels: Tensor, scale: Scale | None) -> Tensor:
+    """Pixels in [0, 1] to look at: uint8 where the images have 8 bits, which costs a quarter of the memory, else
+    float16, whose steps are fine where values are small."""
+    return (pixels * 255).round().to(torch.uint8) if scale is None else pixels.to(torch.float16)

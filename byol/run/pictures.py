@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ def sheet(
     cell: tuple[int, int] = (CELL, CELL),
     legend: Sequence[tuple[str, Colour]] = (),
     captions: Sequence[Sequence[str]] = (),
+    footnote: str = "",
 ) -> None:
     """A grid of images, uint8 or float in [0, 1] (3, H, W) each, one list a row, with a title above each column.
 
     Each image fills a cell of (width, height); `legend` names colours below the grid; `captions`, one list a row, stand
-    below the images, in up to two lines each.
+    below the images, in up to two lines each; the footnote stands at the end.
     """
     from PIL import Image, ImageDraw
 
@@ -41,7 +43,9 @@ def sheet(
     width = max(len(row) for row in rows) * (wide + GAP) + GAP
     bottom = len(rows) * tall + GAP + top
     places = _places(legend, width)
-    canvas = Image.new("RGB", (width, bottom + (places[-1][1] + LINE if places else 0)), "white")
+    end = bottom + (places[-1][1] + LINE if places else 0)
+    lines = textwrap.wrap(footnote, max(20, width // 6))
+    canvas = Image.new("RGB", (width, end + LINE * len(lines)), "white")
     for y, row in enumerate(rows):
         for x, image in enumerate(row):
             pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
@@ -59,6 +63,8 @@ def sheet(
     for (name, colour), (x, y) in zip(legend, places, strict=True):
         draw.rectangle((x, bottom + y + 2, x + 9, bottom + y + 11), fill=colour, outline="black")
         draw.text((x + 13, bottom + y + 1), name, fill="black")
+    for number, words in enumerate(lines):
+        draw.text((GAP, end + LINE * number), words, fill="black")
     content = io.BytesIO()
     canvas.save(content, "PNG")
     write_atomically(path, content.getvalue())

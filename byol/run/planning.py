@@ -10,13 +10,14 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from byol import checkpoint
+from byol import checkpoint, views
 from byol.config import Config, Plan
 from byol.data import loader
 from byol.errors import UsageError
 from byol.method import Method
 from byol.networks import has_width
 from byol.parallel import processes
+from byol.presets import chooses
 from byol.run import cost, files, machine
 from byol.run.cost import Memory, Pace
 from byol.run.directory import Setup
@@ -41,8 +42,8 @@ LOG_BYTES = 10_000_000  # of metrics.jsonl and the small files
 def announce(setup: Setup, method: Method) -> None:
     """The plan, on the screen and in the run's record; refused where memory cannot hold it."""
     refuse_beyond_memory(setup, method)
-    needed, notes = _timed(setup, method)
-    for line in [*plan_lines(setup, method, needed), *notes]:
+    needed, said = _timed(setup, method)
+    for line in [*plan_lines(setup, method, needed), *said]:
         say(line)
     if processes.rank():
         return
@@ -197,10 +198,7 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
     threads = f"{place.threads} thread{'s' * (place.threads > 1)}"
     free = () if has_width(config.network.encoder) else WIDTH_FIELDS
     lines = [f"  auto: {reason}" for reason in setup.record_of_run.reasons if reason.field not in free]
-    if plan.batch > plan.images:
-        lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
-    if config.network.encoder.startswith("timm:vit") and config.optim.optimizer == "lars":
-        lines.append(f"  note: {VIT_NOTE}")
+    lines += notes(config, plan)
     return [
         f"Plan for {setup.out}",
         *lines,
@@ -221,6 +219,20 @@ def plan_lines(setup: Setup, method: Method, needed: Estimate) -> list[str]:
     ]
 
 
+def notes(config: Config, plan: Plan) -> list[str]:
+    """What a user may not expect of this plan."""
+    lines = []
+    if plan.batch > plan.images:
+        lines.append(f"  note: the batch of {plan.batch} is larger than the {plan.images} images")
+    if config.network.encoder.startswith("timm:vit") and config.optim.optimizer == "lars":
+        lines.append(f"  note: {VIT_NOTE}")
+    channels = len(config.views.mean)
+    if skipped := views.left_out(config.views, channels):
+        has = "1 channel is no colour" if channels == 1 else f"{channels} channels are no colours"
+        lines.append(f"  note: the views leave {' and '.join(skipped)} out: {has}")
+    return lines
+
+
 def start_lines(setup: Setup) -> list[str]:
     """Which weights a run begins from, and what of them learns when."""
     config, plan = setup.config, setup.plan
@@ -239,7 +251,11 @@ def start_lines(setup: Setup) -> list[str]:
 def shorter(setup: Setup, seconds: float) -> list[str]:
     """How to end a long run that `auto` chose earlier."""
     asked = setup.record_of_run.request
-    if asked.preset != "auto" or asked.overrides.keys() & {"optim.epochs", "run.budget"} or seconds < 2 * SHORT_SECONDS:
+    if (
+        not chooses(asked.preset)
+        or asked.overrides.keys() & {"optim.epochs", "run.budget"}
+        or seconds < 2 * SHORT_SECONDS
+    ):
         return []
     return [f"  shorter   --budget {SHORT_SECONDS / 60:g}m plans for {duration(SHORT_SECONDS)}"]
 

@@ -5,7 +5,8 @@ a likely cause afterwards.
     learning        images are told apart, or classes are found, clearly better than before training
     stalled         neither is better than before training, or most of what was better has been lost
     worse           classes are found clearly worse than before training, or images look more alike than before it
-    collapsing      images look almost the same: the spread, the rank or the directions have fallen to nearly nothing
+    collapsing      images look almost the same: the spread, the rank or the directions have fallen to nearly nothing;
+                    projections alone do not count, which a loss of another kind may want flat
     collapsed data  all images that were looked at are one and the same
 
 Every look is held against the one before the first step. `benchmarks/verdicts.py` compares the words with what labels
@@ -82,7 +83,7 @@ def measured(looks: Sequence[Look]) -> Verdict:
 def best_look(history: Sequence[Look]) -> Look:
     """The first of the looks with the best figure: nearest neighbours where there are labels, else how often a view is
     nearer to its twin than to a stranger."""
-    return max((line for line in history if "spread" in line), key=lambda look: look.get("knn", look["twins"]))
+    return max((line for line in history if "spread" in line), key=lambda look: look.get("knn", look.get("twins", 0.0)))
 
 
 class Change(NamedTuple):
@@ -115,13 +116,27 @@ def _standard_error(name: str, share: float, images: float) -> float:
 
 
 def _collapsed(looks: Sequence[Look]) -> bool:
-    """Whether the last look has almost no spread, or almost one direction alone, and the first had more of it."""
-    first, last = looks[0], looks[-1]
-    ranks = [name for name in ("rank_projection", "rank_representation") if name in last and name in first]
-    return bool(
-        last["spread"] < min(COLLAPSED_SPREAD, first["spread"])
-        or any(last[name] < COLLAPSED_RANK and last[name] < SHRUNK * first[name] for name in ranks)
-    )
+    """Whether the representation has almost one direction alone, or lost some together with the projections' collapse.
+
+    What is kept is the representation: projections that have collapsed beside a sound one are no harm.
+    """
+    return _flat(looks, "rank_representation") or (_flat_projections(looks) and not _sound(looks))
+
+
+def _flat(looks: Sequence[Look], rank: str) -> bool:
+    """Whether almost one direction is left of more."""
+    first, last = looks[0].get(rank, math.inf), looks[-1].get(rank, math.inf)
+    return bool(last < COLLAPSED_RANK and last < SHRUNK * first)
+
+
+def _flat_projections(looks: Sequence[Look]) -> bool:
+    return bool(looks[-1]["spread"] < min(COLLAPSED_SPREAD, looks[0]["spread"])) or _flat(looks, "rank_projection")
+
+
+def _sound(looks: Sequence[Look]) -> bool:
+    """Whether the representation was looked at and has kept its directions and half of its rank."""
+    before, now = (look.get("rank_representation", math.nan) for look in (looks[0], looks[-1]))
+    return bool("directions" in looks[0] and _directions_kept(looks) >= SHRUNK and now >= LOST_RANK * before)
 
 
 def _nearly_collapsed(looks: Sequence[Look]) -> bool:
@@ -194,7 +209,8 @@ def _figures(looks: Sequence[Look]) -> str:
         f"{now.format(last[name])} ({then.format(first[name])}{' before training' * (place == 0)})"
         for place, (name, (now, then)) in enumerate((n, s) for n, s in shown.items() if n in last and n in first)
     ]
-    return ", ".join(parts)
+    beside = "; its projections have collapsed, its representation has not"
+    return ", ".join(parts) + beside * (len(looks) > 1 and _flat_projections(looks) and _sound(looks))
 
 
 def cause(config: Config) -> str:

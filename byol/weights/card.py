@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from byol.checkpoint import ENCODER_FIELDS
+from byol.checkpoint import encoder_shape
 from byol.config import Config, Network, flatten
 from byol.crops import MARGIN
 from byol.evals.metrics import shown
@@ -47,7 +47,7 @@ class Weights(NamedTuple):
 
 def shape(network: Network) -> dict[str, Any]:
     """The fields of a network that its encoder depends on, as `byol evaluate` stores them."""
-    return {name: getattr(network, name) for name in ENCODER_FIELDS}
+    return encoder_shape(network)
 
 
 def config(settings: Config, features: int, plain: bool) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def config(settings: Config, features: int, plain: bool) -> dict[str, Any]:
         "num_classes": 0,
         "num_features": features,
         "pretrained_cfg": {
-            "input_size": [3, size, size],
+            "input_size": [settings.network.channels, size, size],
             "mean": list(settings.views.mean),
             "std": list(settings.views.std),
             "interpolation": "bicubic",

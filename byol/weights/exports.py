@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from byol.checkpoint import encoder_header, encoder_path, encoder_settings, load_encoder, save_encoder
 from byol.config import Config, apply
+from byol.config_values import bounds
 from byol.errors import DiskError, OutputBusy, UsageError, nearest
 from byol.evals.encoder import checksum
 from byol.run import caution
@@ -72,7 +73,9 @@ def open_run(run: Path) -> Source:
 
 def to_safetensors(source: Source, out: Path) -> Export:
     """Our own file: torchvision's names, and a header from which `byol.load_encoder` rebuilds the network."""
-    extra = {name: value for name, value in source.header.items() if name not in ("network", "views", "resolution")}
+    extra = {
+        name: value for name, value in source.header.items() if name not in ("network", "views", "resolution", "range")
+    }
     save_encoder(out, source.module, source.config, extra)
     return Export([out], difference(source.module, load_encoder(out), source.config), _own_lines(source, out))
 
@@ -97,8 +100,9 @@ def to_timm(source: Source, out: Path) -> Export:
         name = source.config.network.encoder.removeprefix("timm:")
         known, side = timm.get_pretrained_cfg(name), source.config.data.resolution
         sized = {"img_size": side} if known and known.fixed_input_size else {}
+        sized |= {"in_chans": source.config.network.channels} if source.config.network.channels != 3 else {}
         model: nn.Module = timm.create_model(name, num_classes=0, **sized)
-        more = f", img_size={side}" if sized else ""
+        more = "".join(f", {option}={value}" for option, value in sized.items())
         lines = ["import timm, torch", f'model = timm.create_model("{name}", num_classes=0{more})']
     else:
         _only_resnets(source, "timm")
@@ -118,7 +122,8 @@ def to_onnx(source: Source, out: Path) -> Export:
     onnx, runtime = optional_import("onnx", "onnx"), optional_import("onnxruntime", "onnx")
     optional_import("onnxscript", "onnx")
     size = source.config.data.resolution
-    example = torch.zeros(2, 3, size, size)
+    channels = source.config.network.channels
+    example = torch.zeros(2, channels, size, size)
     batch = torch.export.Dim("batch")
     program = torch.onnx.export(
         source.module,
@@ -132,6 +137,7 @@ def to_onnx(source: Source, out: Path) -> Export:
     assert program is not None
     model = program.model_proto
     used = {"mean": source.config.views.mean, "std": source.config.views.std, "resolution": size}
+    used |= {"range": source.config.data.range} if bounds(source.config.data.range) else {}
     for name, value in used.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
     onnx.checker.check_model(model)
@@ -146,7 +152,7 @@ def to_onnx(source: Source, out: Path) -> Export:
     lines = [
         "import numpy as np, onnxruntime",
         f"session = onnxruntime.InferenceSession({str(out)!r})",
-        f"pixels = np.zeros((1, {size}, {size}, 3), np.float32)  # RGB in [0, 1]",
+        f"pixels = np.zeros((1, {size}, {size}, {channels}), np.float32)  # {in_words(source.config)}",
         f"images = ((pixels - np.float32({mean})) / np.float32({std})).transpose(0, 3, 1, 2)",
         'features = session.run(None, {"images": images})[0]',
     ]
@@ -206,13 +212,21 @@ def _plain(config: Config) -> bool:
     """Whether torchvision and timm have the network by its name alone."""
     network = config.network
     own = not network.encoder.startswith("timm:")
-    return own and network.width == 1 and not network.small_images and network.padding == "symmetric"
+    usual = network.width == 1 and network.channels == 3
+    return own and usual and not network.small_images and network.padding == "symmetric"
+
+
+def in_words(config: Config) -> str:
+    """What the numbers are that an exported network takes."""
+    if not bounds(config.data.range):
+        return "RGB in [0, 1]" if config.network.channels == 3 else "8-bit values / 255"
+    return f"in [0, 1], which are the stored values {config.data.range}"
 
 
 def _use(model: str, source: Source) -> list[str]:
     size = source.config.data.resolution
     return [
-        f"images = torch.rand(1, 3, {size}, {size})  # RGB in [0, 1]",
+        f"images = torch.rand(1, {source.config.network.channels}, {size}, {size})  # {in_words(source.config)}",
         "mean, std = "
         + ", ".join(f"torch.tensor({list(v)})" for v in (source.config.views.mean, source.config.views.std)),
         f"features = {model}((images - mean[:, None, None]) / std[:, None, None])",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -21,19 +23,21 @@ def read(place: str) -> Given:
     """The encoder at a place: a run directory, an encoder file, a file of another code base, or timm:NAME."""
     module, config = _timm(place.removeprefix(TIMM)) if place.startswith(TIMM) else open_weights(place)
     network: dict[str, Any] = {name: getattr(config.network, name) for name in SHAPE}
-    views = {"views.mean": config.views.mean, "views.std": config.views.std}
+    views: dict[str, Any] = {"views.mean": config.views.mean, "views.std": config.views.std}
+    views["data.range"] = config.data.range
     width = f" at width {config.network.width:g}" if config.network.width != 1 else ""
     origin = f"{config.network.encoder}{width}, {config.data.resolution} px"
     return Given(place, origin, checksum(module), network, views, config.data.resolution, module.state_dict())
 
 
 def _timm(name: str) -> tuple[nn.Module, Config]:
-    """timm's own pretrained weights, from its cache or from where timm finds them."""
+    """timm's own pretrained weights, from its cache or from where timm finds them, none of which is run."""
     networks.check_timm(name)
     import timm
 
     try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0)
+        with mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+            model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # whatever the many ways to a file on the hub raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise UsageError(

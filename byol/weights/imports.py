@@ -21,6 +21,7 @@ from byol import checkpoint, networks
 from byol.checkpoint import check_finite, encoder_header, encoder_settings, save_encoder
 from byol.config import Config, apply
 from byol.errors import BadData, DiskError, UsageError
+from byol.method import for_channels
 from byol.run.files import open_regular, placed
 from byol.weights import reader
 from byol.weights.compare import difference
@@ -61,9 +62,19 @@ def import_encoder(file: Path, out: Path, resolution: int = 0) -> Found:
     return found
 
 
-def load_encoder(path: str | Path) -> nn.Module:
-    """The trained encoder of a run, of an encoder file, or of any file that `byol import` knows, in evaluation mode."""
-    return open_weights(path)[0]
+def load_encoder(path: str | Path, channels: int = 0) -> nn.Module:
+    """The trained encoder of a run, of an encoder file, or of any file that `byol import` knows, in evaluation mode.
+
+    With `channels`, it takes images of so many: each gets the mean of its first convolution's channels, scaled so that
+    an image whose channels are all alike gives the same features.
+    """
+    module, config = open_weights(path)
+    if channels in (0, config.network.channels):
+        return module
+    network = apply(config, {"network.channels": channels}, "load_encoder").network
+    other = networks.encoder(network, config.data.resolution)
+    other.load_state_dict(for_channels(module.state_dict(), other))
+    return other.eval()
 
 
 def open_weights(path: str | Path) -> tuple[nn.Module, Config]:
@@ -260,8 +271,11 @@ def infer(found: Found, file: Path) -> dict[str, Any]:
             f"{file} ({found.origin}) is no ResNet that can be built here: groups of {counts} blocks "
             f"and tensors {', '.join(found.tensors)}."
         )
-    small = stem.shape[-1] == 3
-    return {
+    small, channels = stem.shape[-1] == 3, stem.shape[1]
+    # How a network of other channels was fed is not in its file: values in [0, 1] as they are.
+    plain: dict[str, Any] = {"network.channels": channels, "data.channels": channels}
+    plain |= {"views.mean": (0.0,) * channels, "views.std": (1.0,) * channels}
+    return (plain if channels != 3 else {}) | {
         "network.encoder": f"resnet{depth}",
         "network.width": _width([found.tensors[f"layer{group}.0.conv1.weight"].shape[0] for group in range(1, 5)]),
         "network.small_images": small,

@@ -13,7 +13,9 @@ from byol import networks
 from byol.config import Network
 
 
-def torchvision_resnet(kind: str, blocks: list[int], width: float, small_images: bool) -> torch.nn.Module:
+def torchvision_resnet(
+    kind: str, blocks: list[int], width: float, small_images: bool, inputs: int = 3
+) -> torch.nn.Module:
     """torchvision's ResNet without its classifier; it has no option for the width, so its groups are made anew."""
     from torchvision.models import resnet
 
@@ -23,23 +25,23 @@ def torchvision_resnet(kind: str, blocks: list[int], width: float, small_images:
     for group, count in enumerate(blocks):
         channels, stride = round(64 * width * 2**group), min(group + 1, 2)
         setattr(model, f"layer{group + 1}", model._make_layer(getattr(resnet, kind), channels, count, stride))
-    model.conv1, model.bn1 = torch.nn.Conv2d(3, stem, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(stem)
+    model.conv1, model.bn1 = torch.nn.Conv2d(inputs, stem, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(stem)
     if small_images:
-        model.conv1, model.maxpool = torch.nn.Conv2d(3, stem, 3, padding=1, bias=False), torch.nn.Identity()
+        model.conv1, model.maxpool = torch.nn.Conv2d(inputs, stem, 3, padding=1, bias=False), torch.nn.Identity()
     encoder: torch.nn.Module = model
     encoder.fc = torch.nn.Identity()
     return encoder
 
 
-def timm_resnet(kind: str, blocks: list[int], width: float, small_images: bool) -> torch.nn.Module:
+def timm_resnet(kind: str, blocks: list[int], width: float, small_images: bool, inputs: int = 3) -> torch.nn.Module:
     """timm's ResNet without its classifier; its stem always has 64 channels, so stem and first block are made anew."""
     from timm.models import resnet
 
     stem, channels = max(1, round(64 * width)), tuple(round(64 * width * 2**group) for group in range(4))
     model = resnet.ResNet(getattr(resnet, kind), blocks, num_classes=0, channels=channels)
-    model.conv1, model.bn1 = torch.nn.Conv2d(3, stem, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(stem)
+    model.conv1, model.bn1 = torch.nn.Conv2d(inputs, stem, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(stem)
     if small_images:
-        model.conv1, model.maxpool = torch.nn.Conv2d(3, stem, 3, padding=1, bias=False), torch.nn.Identity()
+        model.conv1, model.maxpool = torch.nn.Conv2d(inputs, stem, 3, padding=1, bias=False), torch.nn.Identity()
     first = model.layer1[0]
     if kind == "Bottleneck":
         first.conv1 = torch.nn.Conv2d(stem, channels[0], 1, bias=False)
@@ -56,10 +58,12 @@ def resnet(library: str, network: Network) -> tuple[torch.nn.Module, list[str]]:
     block, blocks = networks.RESNETS[depth]
     kind = "Bottleneck" if block is networks.Bottleneck else "BasicBlock"
     build = torchvision_resnet if library == "torchvision" else timm_resnet
-    model = build(kind, list(blocks), network.width, network.small_images)
-    if network.width == 1 and not network.small_images:
+    more = [network.channels] if network.channels != 3 else []
+    model = build(kind, list(blocks), network.width, network.small_images, *more)
+    if network.width == 1 and not network.small_images and not more:
         return model, BY_NAME[library](network.encoder)
-    call = f"model = {build.__name__}({kind!r}, {list(blocks)}, {network.width:g}, {network.small_images})"
+    told = ", ".join(map(str, [repr(kind), list(blocks), f"{network.width:g}", network.small_images, *more]))
+    call = f"model = {build.__name__}({told})"
     return model, ["import torch", *inspect.getsource(build).splitlines(), call]
 
 

@@ -83,6 +83,19 @@ def embedding(folder: Path, out: Path, encoder: Path) -> list[str]:
     return ["embed", str(encoder), str(folder), "--out", str(out / "features.npz")]
 
 
+def fitting(folder: Path, out: Path, encoder: Path) -> list[str]:
+    return ["fit", str(encoder), "--on", str(folder), "-o", str(out / "model"), "--cache", str(out / "cache")]
+
+
+def predicting(folder: Path, out: Path, encoder: Path) -> list[str]:
+    return ["predict", str(encoder.parent / "model"), str(folder), "-o", str(out / "predictions.csv")]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Of every file but locks."""
+    return {path.name: path.read_bytes() for path in sorted(out.glob("**/[!.]*")) if path.is_file()}
+
+
 def features(out: Path) -> Any:
     with np.load(out / "features.npz") as found:
         return {name: found[name].tobytes() for name in found.files}
@@ -101,10 +114,12 @@ def results(out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
-    """Trained for two epochs on 60 images."""
+    """Trained for two epochs on 60 images; beside it a model fitted to them."""
     root = tmp_path_factory.mktemp("encoder")
     write_images(root / "images", 60, sides=(64, 80))
     code, said = zygote.run(*pretrain(root / "images", root / "run", dict(TINY)))
+    assert code == 0, said
+    code, said = zygote.run("fit", str(root / "run"), "--on", str(root / "images"), "-o", str(root / "model"))
     assert code == 0, said
     return root / "run"
 
@@ -113,12 +128,15 @@ COMMANDS: dict[str, tuple[Any, Any]] = {
     "shard": (sharding, digests),
     "evaluate": (evaluating, results),
     "embed": (embedding, features),
+    "fit": (fitting, contents),
+    "predict": (predicting, contents),
 }
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_kills_of_other_commands(verb: str, encoder: Path, tmp_path: Path, zygote: Zygote) -> None:
-    """Breaks if shards, results, features or their cache can be found half written, or come out differently."""
+    """Breaks if shards, results, features, their cache, models or predictions can be found half written, or come out
+    differently."""
     arguments, read = COMMANDS[verb]
     folder = encoder.parent / "images"
     began = time.monotonic()

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import byol
-from byol import checkpoint, pretraining, views
+from byol import checkpoint, data, pretraining, views
 from byol.config import Data, View, Views
 from byol.errors import DiskError, Interrupted, UsageError
-from byol.evals.encoder import checksum
+from byol.evals import maps
+from byol.evals.encoder import checksum, open_encoder
 from byol.evals.record import EncoderFacts, EvaluationRecord, Figure, SeedResult, TaskFacts
 from byol.evals.record import write as write_result
 from byol.report import build, collect, embedding, gallery, page, samples, tiles
@@ -263,6 +264,7 @@ def test_what_the_page_says_of_a_run(run: Path, written: Path) -> None:
     assert found["series"]["loss"][1] == [float(f"{m['loss']:.6g}") for m in losses if "loss" in m]
     assert len(found["views"]["rows"]) == samples.IMAGES
     assert [view["kind"] for view in found["views"]["rows"][0]] == ["image", *["T", "T′"] * samples.PAIRS]
+    assert [[part["kind"] for part in row] for row in found["parts"]["rows"]] == [list(maps.COLUMNS)] * samples.IMAGES
     assert [e["test"]["top1"]["mean"] for e in found["evaluations"]] == [0.625, 0.25]
     assert [e["encoder"] for e in found["evaluations"]] == ["this run's", "random"]
     assert ["torch", torch.__version__.split("+")[0]] in [[k, v.split("+")[0]] for k, v in found["environment"]]
@@ -270,6 +272,22 @@ def test_what_the_page_says_of_a_run(run: Path, written: Path) -> None:
     assert sums["checkpoint after step 6"]["state"] == "verified"
     assert len(model["galleries"][0]["names"]) == 24
     assert any("<b>" in name for name in model["galleries"][0]["names"])
+
+
+def test_the_components_are_those_of_the_maps_that_embed_writes(run: Path, tmp_path: Path) -> None:
+    """Breaks if the page shows other maps than `byol embed --map` gives, or an image beside another's components."""
+    source = data.open_source(str(run.parent / "images"), Data())
+    encoder = open_encoder(run)
+    maps.write_maps(run, source.name, tmp_path / "maps.npy", "train")
+    names = json.loads((tmp_path / "maps.json").read_text())["names"]
+    stored = dict(zip(names, np.load(tmp_path / "maps.npy"), strict=True))
+    few = [0, 5, 9]
+    for (_, found), index in zip(maps.few(encoder, [source.read(i) for i in few]), few, strict=True):
+        np.testing.assert_allclose(found.numpy(), stored[source.describe(index)], atol=2e-3)
+    sheet = samples.drawn_maps(source, encoder)
+    assert sheet is not None
+    assert sheet["places"] == list(found.shape[1:])
+    assert all(len({part["text"] for part in row}) == 1 for row in sheet["rows"])
 
 
 def test_the_map_shows_the_encoder_s_own_neighbours(run: Path, written: Path) -> None:

@@ -209,7 +209,7 @@ def test_both_plans_agree_on_the_same_run(
 
 
 def test_ratios_of_the_scaling_benchmark() -> None:
-    """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the README
+    """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the page
     shows other figures."""
     from benchmarks import render, scaling
 

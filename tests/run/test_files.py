@@ -157,7 +157,6 @@ def held(place: Path) -> None:
 
 WRITERS: dict[str, tuple[str, Any]] = {
     "metrics": ("metrics.jsonl", appended),
-    "events": ("tensorboard", appended),
     "lock": (".lock", held),
     "holder": (".holder", held),
     "record": ("run.json", lambda place: files.write_json(place / "run.json", {})),

@@ -288,7 +288,7 @@ def test_pictures(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
-    """Breaks if a committed table does not reach the README, or text outside the markers is touched."""
+    """Breaks if a committed table does not reach its page, or text outside the markers is touched."""
     from benchmarks import render as readme
 
     write_table(tmp_path / "made-up-cpu.json", made_up())
@@ -298,6 +298,16 @@ def test_the_readme_is_rendered_from_results(tmp_path: Path) -> None:
     assert found.endswith("<!-- /tables -->\nafter\n")
     assert "old" not in found
     assert render.markdown(made_up()) in found
+
+
+def test_the_pages_say_what_results_hold() -> None:
+    """Breaks if a figure in the README or in docs/ was typed, or a result was committed and not rendered."""
+    from benchmarks import render as readme
+
+    pages = readme.rendered(readme.ROOT / "results")
+    assert len(pages) == 6
+    for path, text in pages.items():
+        assert path.read_text("utf-8") == text, f"{path.name} is not what python benchmarks/render.py writes"
 
 
 def test_misses_and_false_alarms_of_the_verdict_are_counted() -> None:
@@ -330,7 +340,7 @@ def test_misses_and_false_alarms_of_the_verdict_are_counted() -> None:
 
 
 def test_speed_of_a_busy_machine_is_not_rendered(tmp_path: Path) -> None:
-    """Breaks if figures taken while others computed reach the README, or a missed goal is called reached."""
+    """Breaks if figures taken while others computed reach a page, or a missed goal is called reached."""
     from benchmarks import render as readme
 
     text = "<!-- speed: x -->\nold\n<!-- /speed -->\n"

@@ -16,10 +16,11 @@ import torch
 from byol.config import Data
 from byol.data import places
 from byol.data.address import Address, is_pattern, is_remote
-from byol.data.decode import decode, printable, visible
+from byol.data.decode import printable, visible
 from byol.data.folder import Paths, check_size, choose_part, split_names
 from byol.data.shards.index import INDEX, Index, Manifest, indexed, keep, load_index, read_manifest
 from byol.data.source import BadImage, Source
+from byol.data.stored import read_stored
 from byol.errors import BadData, UsageError
 from byol.run.files import read_regular
 from byol.run.progress import say
@@ -102,7 +103,7 @@ def _read(opened: Opened, max_megapixels: float, number: int) -> torch.Tensor:
     flaw = _flaw(data, size, crc)
     if flaw:
         raise BadImage(flaw)
-    return decode(data, max_megapixels)
+    return read_stored(data, max_megapixels, _describe(index.names, number))
 
 
 def _flaw(data: bytes, size: int, crc: int) -> str:
