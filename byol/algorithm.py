@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from byol.errors import Diverged
 from byol.method import Engine, Method
 from byol.parallel import collectives
-from byol.parallel.processes import together
 from byol.run.machine import Machine
 
 
@@ -130,7 +129,7 @@ def update(
             terms, representations = [], []
             for orders in method.orders(view1, view2, machine.autocast, engine, last=number == engine.passes):
                 loss = method.loss(orders, beta)
-                backward(loss)  # frees this view's activations before the other view's are computed
+                loss.backward()  # frees this view's activations before the other view's are computed
                 terms.append(loss.detach())
                 representations.append(orders[0].representation.detach())
             measured.append([torch.stack(terms).sum(), *watch(method, representations[0], labels, machine)])
@@ -143,12 +142,6 @@ def update(
             method.update_target(tau, finite)
         statistics.put_back_unless(finite)
     return Outcome(numbers)
-
-
-def backward(loss: Tensor) -> None:
-    """The gradients of a loss, by which processes may exchange them too."""
-    with together():
-        loss.backward()
 
 
 def apply_gradients(optimizer: Optimizer, lr: float, finite: Tensor) -> None:

@@ -156,7 +156,7 @@ class Method(nn.Module):
         if finite is None or finite.device.type == "cpu":
             torch._foreach_lerp_(target, online, 1.0 - tau)
         else:
-            weights: Any = [(finite * (1.0 - tau)).to(target[0].dtype)] * len(target)
+            weights: Any = [finite.to(target[0].dtype) * (1.0 - tau)] * len(target)
             torch._foreach_lerp_(target, online, weights)
 
 

@@ -229,7 +229,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
                 engine = engine_of(state, setup)
-            with guarded(State(model, optimizer, k), setup, late, watch):
+            with guarded(State(model, optimizer, k), setup, late, watch), processes.together():
                 how: dict[str, Any] = {"clip": config.optim.clip, "machine": setup.machine, "engine": engine}
                 outcome = update(model, optimizer, augmented(crops, setup), lr=lr, tau=tau, beta=beta, **how)
             late.add(k, outcome, lr=lr, tau=tau, beta=beta)

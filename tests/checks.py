@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from byol import engines, method, objectives, optim, presets
-from byol.algorithm import Pass, average_gradients, backward, update
+from byol.algorithm import Pass, average_gradients, update
 from byol.config import apply
 from byol.networks import OptimalLinear
 from byol.parallel import collectives, norms, processes
@@ -210,7 +210,7 @@ def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tens
         optimizer, _ = engines.shard(model, optimizer, config, place)
     engine = engines.engine(model, optimizer, apply(config, {"run.shard": shard}), place)
     for orders in model.orders(views[0], views[1], engine=engine):
-        backward(model.loss(orders))
+        model.loss(orders).backward()
     average_gradients(optimizer, 1, left=engine.left)
     learned = [p.grad for p in model.parameters() if p.grad is not None]
     grads = [(g.full_tensor() if hasattr(g, "full_tensor") else g).reshape(-1) for g in learned]

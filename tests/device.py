@@ -331,6 +331,8 @@ def pretended() -> Iterator[Gpu]:
         "reset_peak_memory_stats": lambda *_: None,
         "empty_cache": lambda: None,
         "manual_seed_all": lambda *_: None,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda _: None,
         "synchronize": lambda *_: gpu.wait("synchronize"),
         "Event": lambda *a, **k: Event(gpu, *a, **k),
         "Stream": lambda *_: Stream(gpu),

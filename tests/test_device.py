@@ -13,9 +13,10 @@ import torch
 import byol
 from byol import algorithm, checkpoint, networks, pretraining, views
 from byol.config import Config, Optim, apply
-from byol.errors import Diverged
+from byol.errors import Diverged, UsageError
 from byol.evals.evaluation import evaluate
 from byol.evals.spec import DENSE, PROTOCOLS
+from byol.explore.gpu import check
 from byol.models.fit import Options, fit
 from byol.optim import build
 from byol.run import files
@@ -264,3 +265,24 @@ def test_the_harness_finds_what_is_put_in(
     byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", RUN)
     assert waits()
     assert {wait[0] for wait in waits()} == {"_local_scalar_dense"}
+
+
+def test_check_gpu_compares_and_measures(gpu: device.Gpu, tmp_path: Path) -> None:
+    """Breaks if CPU and device are not compared over steps, or a figure of the report is missing."""
+    small: dict[str, Any] = {"network.encoder": "resnet18", "data.resolution": 32, "optim.batch": 4}
+    found = check(tmp_path / "report.json", small | {"network.width": 0.05, "run.precision": "float32"}, 2, False)
+    assert found.agrees
+    assert found.apart == {"float64": 0.0, "float32": 0.0}  # the pretended device computes as the CPU does
+    written = files.read_json(tmp_path / "report.json")
+    assert written["speed"]["plain"]["images_per_second"] > 0
+    assert written["speed"]["plain"]["planned_gb"] > 0
+    assert written["device"] == "pretended"
+
+
+def test_check_gpu_without_a_gpu_is_a_sentence(tmp_path: Path) -> None:
+    """Breaks if a machine without a GPU gets a traceback, or an empty report."""
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    with pytest.raises(UsageError, match=r"needs a CUDA device, and torch .* sees none here"):
+        check(tmp_path / "report.json", {})
+    assert not (tmp_path / "report.json").exists()
