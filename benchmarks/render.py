@@ -20,7 +20,8 @@ from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PLOT = "speed.png"
-WITH_FIGURES = ("results", "learning", "from-weights", "speed", "paper-tables")
+WITH_FIGURES = ("tune", "results", "learning", "from-weights", "speed", "paper-tables")
+FEWEST = 8  # policies, in benchmarks/tune.py
 PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 # In the order of the table; where a goal is not reached, what bounds it.
 BOUNDS = {
@@ -406,6 +407,36 @@ def from_weights(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def calibration(results: Path) -> str:
+    """How well each measure of `byol tune` chooses: what benchmarks/tune.py measured."""
+    record = read_json(results / "tune-calibration.json")
+    found = record["summary"]
+    domains = list(found["regret"]["default"])[:-2]
+    cells = [cell for cell in record["cells"] if cell["policy"] != "untrained"]
+    policies, seeds = ({cell[name] for cell in cells} for name in ("policy", "seed"))
+    lines = [
+        f"Up to {len(policies)} policies on each of {len(domains)} kinds of images, {len(seeds)} seeds, {len(cells)}",
+        f"runs of {cells[0]['steps']} steps of 64 images at 32 px; linear accuracy on 600 test images, of which one",
+        "deviation of chance is two points. *Rank correlation* compares a measure's order of the policies with that of",
+        "linear accuracy; *lost* are the points of accuracy between the best policy and the one that is chosen, which",
+        f"counts luck of the best one too. A kind and a seed with fewer than {FEWEST} policies are not counted.",
+        "",
+        f"| who chooses | rank correlation | lost, mean | at worst | {' | '.join(domains)} |",
+        f"|{'---|' * (4 + len(domains))}",
+    ]
+    names = {"labels": "ten labels a class", "labels50": "fifty labels a class", "default": "always the usual views"}
+    names["random"] = "any policy"
+    for name, lost in found["regret"].items():
+        order = found["correlation"].get(name)
+        shown = f"{order['mean']:+.2f}" if order else ""
+        each = " | ".join(f"{lost[domain]:.1f}" for domain in domains)
+        told = names.get(name, f"`{name}`")
+        lines.append(f"| {told} | {shown} | {lost['mean']:.1f} | {lost['largest']:.1f} | {each} |")
+    held = "; ".join(f"{domain} {lost:.1f} by {name}" for domain, (name, lost) in found["held out"].items())
+    lines += ["", "Lost on each kind by the measure without labels that lost least on all the others:", f"{held}."]
+    return "\n".join(lines) + "\n"
+
+
 def scores(results: Path) -> str:
     """Everything that was pretrained and evaluated here, in one page."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -478,6 +509,7 @@ def rendered(results: Path) -> dict[Path, str]:
         ("docs/results.md", "results", scores),
         ("docs/learning.md", "verdicts", lambda place: verdicts(read_json(place / "verdicts.json"))),
         ("docs/from-weights.md", "weights", from_weights),
+        ("docs/tune.md", "calibration", calibration),
     ):
         assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"
         pages[name] = filled(pages[name], block, make(results))

@@ -40,6 +40,16 @@ class Data:
     bands: str = option(
         "", "channels drawn as red, green and blue, such as 4,3,2; principal components if empty", on_resume=True
     )
+    pages: Literal["auto", "first", "images", "channels"] = option(
+        "auto",
+        "a file of several images: the first, all as images, or all as channels of one; auto: slices of volumes and "
+        "entries of arrays are images, of a TIFF or DICOM file the first is",
+    )
+    pattern: str = option("", "where a band is a file: the files' names, such as {stem}_B{band}.tif")
+    axes: str = option("auto", "of an array: N images, C channels, Y rows, X columns, such as NYXC; auto: by its shape")
+    array: str = option("", "which array of a .npz or HDF5 file; the only one of images if empty")
+    slices: Literal["axial", "coronal", "sagittal"] = option("axial", "how NIfTI volumes are cut into images")
+    voi: str = option("file", "window of grey DICOM files: file, none (units of the modality) or CENTRE/WIDTH")
     holdout: float = option(0.02, "fraction of images (at most 1000) kept for monitoring only", low=0, high=0.5)
     shrink: int = option(0, "short side to which larger images are shrunk, smoothly, first; 0: none", low=0, high=2**16)
     in_memory: Literal["auto", "always", "never"] = option(

@@ -4,10 +4,11 @@ agreement with the other fields."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from byol.config import LOGGERS, Config, Network, View
+from byol.config import LOGGERS, Config, Data, Network, View
 from byol.errors import UsageError, nearest
 
 RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
@@ -88,6 +89,7 @@ def bounds(text: str, origin: str = "config") -> tuple[tuple[float, float], ...]
 def check_together(config: Config, origin: str) -> None:
     """What no single field can see."""
     bounds(config.data.range, origin)
+    _check_files(config.data, origin)
     for name in ("t", "t_prime"):
         view: View = getattr(config.views, name)
         for what in ("area", "ratio", "sigma"):
@@ -117,6 +119,30 @@ def check_together(config: Config, origin: str) -> None:
         raise UsageError(
             f"{origin}: a linear predictor of {size} features fits {batch} images a pass exactly and leaves nothing to "
             "learn. Lower network.projection below the images a pass."
+        )
+
+
+def _check_files(data: Data, origin: str) -> None:
+    """How files are read: the letters of axes, the numbers of a window, the places in a pattern."""
+    axes = data.axes
+    if axes != "auto" and not (set("YX") <= set(axes) <= set("NCYX") and len(set(axes)) == len(axes)):
+        raise UsageError(
+            f"{origin}: data.axes must be auto or letters of N, C, Y and X, such as NYXC, not {axes[:80]!r}."
+        )
+    centre, _, width = data.voi.partition("/")
+    try:
+        sound = data.voi in ("file", "none") or (math.isfinite(float(centre)) and 0 < float(width) < math.inf)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise UsageError(
+            f"{origin}: data.voi must be file, none or CENTRE/WIDTH such as 40/400, not {data.voi[:80]!r}."
+        )
+    pattern = re.sub(r"\{band:[^{}]+\}", "{band}", data.pattern)
+    if pattern and (pattern.count("{stem}") != 1 or pattern.count("{band}") != 1 or "/" in pattern):
+        raise UsageError(
+            f"{origin}: data.pattern must be a file's name with one {{stem}} and one {{band}} in it, such as "
+            f"{{stem}}_B{{band}}.tif, not {data.pattern[:80]!r}."
         )
 
 

@@ -6,6 +6,7 @@ leave no doubt; three channels of 8 bits stay photographs. Needs no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -89,7 +90,7 @@ def recognized(look: Look) -> Recognized:
 
 def suffix_of(name: str) -> str:
     """`.nii.gz` for `scans/a.NII.GZ`, `` for a name without one."""
-    last = name.replace("\\", "/").rpartition("/")[2].lower()
+    last = re.sub(r"#\d+$", "", name.replace("\\", "/").rpartition("/")[2].lower())  # the number of an image in a file
     return ".nii.gz" if last.endswith(".nii.gz") else "." * ("." in last) + last.rpartition(".")[2] * ("." in last)
 
 

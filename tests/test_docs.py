@@ -37,8 +37,10 @@ from byol.evals.spec import Specs
 from byol.explore import doctor
 from byol.models import fit as fitting
 from byol.presets import compose
-from byol.tables import catalog
+from byol.tables import catalog, measure
 from byol.tables.scales import SCALES
+from byol.tune import halving
+from byol.tune import run as tuning
 from byol.weights import resnets
 from tests.conftest import TINY, write_images
 
@@ -74,6 +76,7 @@ NOT_RUN = {
 RUN_BEFORE = {"faq.md", "extend.md", "weights.md"}
 
 SHORT = {**TINY, "optim.epochs": 1, "data.workers": 0}
+QUICK = {name: value for name, value in SHORT.items() if name.startswith(("network.", "data.res", "optim.batch"))}
 SHAPE = ("network.encoder", "network.width", "network.small_images")
 FIXED = {name: SHORT[name] for name in ("optim.epochs", "optim.batch", "data.workers")}
 FEW = {
@@ -169,7 +172,7 @@ def smaller(world: Path) -> contextlib.ExitStack:
         *(pretraining.pretrain, evaluation.evaluate),
         *(catalog.plan, doctor.doctor),
     )
-    real_fit = fitting.fit
+    real_fit, real_tune = fitting.fit, tuning.tune
 
     def pretrain(data: Any, out: Any = None, preset: str = "auto", overrides: Any = None, **more: Any) -> Any:
         given = "network.init" in (overrides or {})  # then the weights settle the encoder
@@ -187,6 +190,14 @@ def smaller(world: Path) -> contextlib.ExitStack:
         rows = asked.rows or (next(row for row in catalog.find(asked.name).at(SCALES[asked.scale]) if row.ours).label,)
         return real_plan(replace(asked, given={**SHORT, **asked.given}, rows=rows, seeds=1))
 
+    def tune(request: tuning.Request) -> Any:
+        names = request.policies or ("usual", "no flip")
+        patch.setattr(measure, "pretrain", real_pretrain)  # a trial has its own few steps
+        return real_tune(replace(request, values={**QUICK, **request.values}, policies=names))
+
+    patch.setattr(tuning, "tune", tune)
+    patch.setattr(tuning, "_cost", lambda *_: halving.Cost(100.0, 1.0))  # so that few steps fit
+    patch.setattr(halving, "FEWEST_STEPS", 1)
     patch.setattr(pretraining, "pretrain", pretrain)
     patch.setattr(evaluation, "evaluate", evaluate)
     patch.setattr(fitting, "fit", fit)

@@ -18,7 +18,7 @@ LAYERS = [
     "crops networks neighbours objectives operations optim views presets kinds auto", "method run.machine",
     "algorithm run.pictures engines", "data",
     "checkpoint weights.compare weights.unpickling weights.reader run plugins",
-    "pretraining run.cards evals weights models parallel.launching", "explore tables report", "cli library",
+    "pretraining run.cards evals weights models parallel.launching", "explore tables report tune", "cli library",
 ]  # fmt: skip
 
 

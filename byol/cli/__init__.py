@@ -10,7 +10,7 @@ from typing import Any
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
-from byol.cli import cluster, help, images, models, pages, scoring, shards, training, weights  # noqa: F401 (they add verbs)
+from byol.cli import cluster, help, images, models, pages, scoring, shards, training, tuning, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
 from byol.errors import (
     KILLED,
@@ -29,8 +29,17 @@ from byol.errors import (
 from byol.run import signals
 from byol.run.progress import complain, console, tell
 
-WITH_FIELDS = ("pretrain", "doctor", "views", "plan", "launch", "table", "evaluate")  # verbs that take config fields
-TRAINING = ("pretrain", "table", "demo", "evaluate")  # verbs whose memory depends on the config
+WITH_FIELDS = (
+    "pretrain",
+    "doctor",
+    "views",
+    "plan",
+    "launch",
+    "table",
+    "tune",
+    "evaluate",
+)  # they take config fields
+TRAINING = ("pretrain", "table", "tune", "demo", "evaluate")  # verbs whose memory depends on the config
 
 
 def _explain(error: CycloptsError) -> str:

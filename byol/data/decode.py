@@ -48,7 +48,6 @@ TURNS = {
     7: (True, True, True),
     8: (True, True, False),
 }
-READ = "write them as 3 channels of 8 or 16 bits, or as 1"
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
@@ -93,11 +92,6 @@ class Header:
 def decode(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> torch.Tensor:
     """Image file (its bytes, or opened) to uint8 (3, H, W) RGB: first frame, upright, transparency on white."""
     return looked(data, max_megapixels, pixels)
-
-
-def is_pillows(name: str | bytes) -> bool:
-    """Whether a file's name is that of a TIFF, which Pillow knows besides the reader of deep ones."""
-    return (name if isinstance(name, str) else os.fsdecode(name)).lower().endswith((".tif", ".tiff"))
 
 
 def decode_values(data: bytes | BinaryIO, max_megapixels: float = 64.0) -> np.ndarray:
@@ -349,11 +343,8 @@ def _not_an_image(data: bytes | BinaryIO) -> BadImage:
         return BadImage("cannot be read")
     if not start:
         return BadImage("empty file")
-    if start.startswith(tiff.BIG):
-        return BadImage("a BigTIFF, which is not read here: write it as a TIFF, in tiles under 4 GB", "BigTIFF")
-    channels = tiff.channels(start)
-    if channels:
-        return BadImage(f"a TIFF of {channels}, which are not read here: {READ}", f"of {channels}, not read here")
+    if start.startswith(tiff.MAGIC) and not tiff.is_picture(io.BytesIO(data) if isinstance(data, bytes) else data):
+        return BadImage("a TIFF that is no picture of 8-bit colours, which are all that is read here", "no 8-bit TIFF")
     return BadImage("damaged or unfinished header" if start.startswith(MAGIC) else "not an image")
 
 

@@ -19,9 +19,10 @@ import torch
 from byol.config import Data
 from byol.data.address import Address
 from byol.data.decode import open_image, printable
+from byol.data.formats import FORMATS, format_of
 from byol.data.source import BadImage, Source
 from byol.data.stored import read_stored
-from byol.errors import BadData, UsageError, nearest
+from byol.errors import BadData, ByolError, UsageError, nearest
 from byol.run.progress import say
 
 EXTENSIONS = (
@@ -32,9 +33,11 @@ OPTIONAL = {"webp": "webp", "tif": "libtiff", "tiff": "libtiff", "jp2": "jpg_200
 # Kinds of pictures that cannot be read here: their presence is mentioned, that of any other file is not.
 FOREIGN = {
     *("heic", "heif", "jxl", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf", "raw", "psd", "svg", "exr"),
-    *("dcm", "nii", "pdf", "mp4", "mov", "avi"),
+    *("pdf", "mp4", "mov", "avi"),
 }
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+PICTURES = "pictures"
+EXTRAS = {f"{format.name} files": format.extra for format in FORMATS.values()}
 MANIFEST = "shards.json"  # tells a folder of shards from one of images
 SMALLEST_CAP = 64_000_000  # bytes
 
@@ -60,6 +63,7 @@ class Walk:
 
     others: Counter[str] = field(default_factory=Counter)
     unreadable: list[str] = field(default_factory=list)
+    lacking: Counter[str] = field(default_factory=Counter)  # files whose reader is not installed, by format
 
 
 def open_source(address: Address, config: Data, split: str) -> Source:
@@ -69,7 +73,7 @@ def open_source(address: Address, config: Data, split: str) -> Source:
         from byol.data.shards.reading import open_shards
 
         return open_shards(root, config)
-    return folder(Path(root), config.max_megapixels)
+    return _opened(Path(root), config)
 
 
 def parts(address: Address) -> set[str]:
@@ -93,7 +97,7 @@ def holds_shards(folder: str) -> bool:
             name = entry.name.lower()
             if name.startswith("."):
                 continue
-            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS:
+            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS or format_of(name):
                 return False
             tars |= name.endswith(".tar")
     return tars
@@ -101,21 +105,53 @@ def holds_shards(folder: str) -> bool:
 
 def folder(path: Path, max_megapixels: float = 64.0) -> Source:
     """All images below `path`; the first folder level is the class when every image has one and there are two."""
-    paths, labels, classes = listed(Path(path))
-    return of_paths(printable(path), paths, max_megapixels, labels, classes)
+    return _opened(Path(path), Data(max_megapixels=max_megapixels))
+
+
+def _opened(path: Path, config: Data) -> Source:
+    paths, labels, classes = listed(path)
+    if not config.pattern and config.pages == "auto" and not _holds_formats(paths):
+        return of_paths(printable(path), paths, config.max_megapixels, labels, classes)
+    from byol.data import samples
+
+    return samples.source_of(printable(path), samples.of_folder(paths, config), labels, classes)
+
+
+def _holds_formats(paths: Paths) -> bool:
+    """Whether some of the files are more than pictures can be."""
+    endings = tuple(f".{ending}".encode() for ending in FORMATS)
+    return any(paths[i].lower().endswith(endings) for i in range(len(paths.ends)))
 
 
 def listed(path: Path) -> tuple[Paths, np.ndarray | None, tuple[str, ...]]:
     """The images below `path` in order, their class numbers and the names of the classes."""
     check_root(path)
     root, walk = os.fsencode(path), Walk()
-    paths = sorted(_images(root, walk))
+    paths = _of_one_kind(path, sorted(_images(root, walk)))
     if not paths:
-        raise BadData(_nothing_found(path, walk))
+        raise _nothing_found(path, walk)
     if walk.unreadable:
         logging.getLogger(__name__).warning(_left_out(path, walk))
     _warn_of_foreign(path, walk)
     return joined(paths, root), *_labels(paths)
+
+
+def _of_one_kind(path: Path, paths: list[bytes]) -> list[bytes]:
+    """The files of the kind that most are of: pictures, or one of the other formats. An array beside photographs is
+    hardly one of them, and a screenshot beside scans is none."""
+    kinds = [_kind_of(name) for name in paths]
+    counts = Counter(kinds)
+    if len(counts) < 2:
+        return paths
+    chosen = max(counts, key=lambda kind: (counts[kind], kind == PICTURES))
+    others = ", ".join(f"{count} {kind}" for kind, count in counts.most_common() if kind != chosen)
+    say(f"Taken from {printable(path)}: {counts[chosen]} {chosen}. Passed over, as they are of another kind: {others}.")
+    return [name for name, kind in zip(paths, kinds, strict=True) if kind == chosen]
+
+
+def _kind_of(name: bytes) -> str:
+    format = format_of(name)
+    return PICTURES if format is None or format.name == "TIFF" else f"{format.name} files"
 
 
 def _warn_of_foreign(path: Path, walk: Walk) -> None:
@@ -124,6 +160,8 @@ def _warn_of_foreign(path: Path, walk: Walk) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in walk.others.most_common() if kind.lstrip(".") in known)
     if kinds:
         say(f"Passed over in {printable(path)}: {kinds}. Such files cannot be read here; convert them to JPEG or PNG.")
+    for kind, count in walk.lacking.most_common():
+        say(f"Passed over in {printable(path)}: {count} {kind}. To read them: pip install 'byol[{EXTRAS[kind]}]'.")
 
 
 def joined(texts: Sequence[bytes], root: bytes = b"") -> Paths:
@@ -192,6 +230,11 @@ def _images(root: bytes, walk: Walk) -> Iterator[bytes]:
                 real.append(prefix + entry.name + b"/")
             elif kind == "file" and suffix in suffixes:
                 yield prefix + entry.name
+            elif kind == "file" and (format := format_of(entry.name)):
+                if format.installed():
+                    yield prefix + entry.name
+                else:
+                    walk.lacking[f"{format.name} files"] += 1
             else:
                 walk.others[printable(suffix) if kind == "file" else kind] += 1
 
@@ -278,13 +321,16 @@ def check_root(path: Path) -> None:
     raise UsageError(f"There is no folder {printable(path)}.{offer}")
 
 
-def _nothing_found(path: Path, walk: Walk) -> str:
+def _nothing_found(path: Path, walk: Walk) -> ByolError:
+    for kind, count in walk.lacking.most_common(1):
+        return UsageError(f"{printable(path)} holds {count} {kind}: to read them, pip install 'byol[{EXTRAS[kind]}]'.")
     total = walk.others.total()
     kinds = ", ".join(kind or "without extension" for kind, _ in walk.others.most_common(5))
     more = ", …" if len(walk.others) > 5 else ""
     files = f"it holds {total} other file{'s' * (total != 1)} ({kinds}{more})" if total else "it holds no files"
     hidden = f", and {_left_out(path, walk)}" if walk.unreadable else ""
-    return f"No images found in {printable(path)}: {files}{hidden}. Supported: {', '.join(supported())}."
+    supports = ", ".join([*supported(), *(ending for ending in FORMATS if ending not in EXTENSIONS)])
+    return BadData(f"No images found in {printable(path)}: {files}{hidden}. Supported: {supports}.")
 
 
 def _left_out(path: Path, walk: Walk) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ import torch
 from byol.errors import BadData, UsageError
 from byol.run.files import regular_text
 from byol.run.progress import say
+
+if TYPE_CHECKING:
+    from byol.data.formats import Described
 
 T = TypeVar("T")
 
@@ -41,6 +44,7 @@ class Source:
     classes: tuple[str, ...] = ()
     stamp: Callable[[int], bytes] | None = None  # of a file: its size and time, which change when its content does
     path: Callable[[int], bytes] | None = None  # where the file of an image is, when each has its own
+    header: Callable[[int], tuple[Described | None, int]] | None = None  # what a file says of an image, and its bytes
     blocks: np.ndarray | None = None  # int32 (count,): which shard an image is in, where it costs to change it
     excluded: int = 0  # images that data.exclude has left out of it
 
@@ -82,6 +86,7 @@ def without(source: Source, listed: Path) -> Source:
         labels=None if source.labels is None else source.labels[kept],
         stamp=partial(at, source.stamp, kept) if source.stamp else None,
         path=partial(at, source.path, kept) if source.path else None,
+        header=partial(at, source.header, kept) if source.header else None,
         blocks=None if source.blocks is None else source.blocks[kept],
         excluded=source.excluded + removed,
     )

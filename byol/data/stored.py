@@ -17,10 +17,10 @@ from torch import Tensor
 
 from byol.config import Data
 from byol.config_values import bounds
-from byol.data import decode
-from byol.data.formats import Reading, format_of
+from byol.data import decode, tiff
+from byol.data.formats import FORMATS, Format, Reading, format_of
 from byol.data.source import BadImage, Source
-from byol.errors import BadData, UsageError
+from byol.errors import BadData
 
 if TYPE_CHECKING:
     from PIL import ImageFile
@@ -35,34 +35,35 @@ def read_stored(
     data: bytes | BinaryIO, max_megapixels: float, name: str | bytes = "", which: int = 0, reading: Reading = PLAIN
 ) -> Tensor:
     """Image `which` of a file: an 8-bit picture as uint8 (3, H, W), anything else (C, H, W) in its own type."""
-    kind = format_of(name)
-    if kind is None:
-        return _looked(data, max_megapixels)
     file = io.BytesIO(data) if isinstance(data, bytes) else data
-    also_pillow = decode.is_pillows(name)
-    if also_pillow and not which and _is_picture(file, max_megapixels, kind.describe, reading):
-        return _looked(file, max_megapixels)
+    kind = format_of(name) or (FORMATS["tif"] if _is_tiff(file) else None)
+    if kind is None or (kind.name == "TIFF" and _left_to_pillow(file, kind)):
+        return _looked(file, max_megapixels, which)
     kind.check()
     file.seek(0)
     values = kind.read(file, which, max_megapixels, reading)
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def _is_picture(file: BinaryIO, max_megapixels: float, describe: Callable[..., object], reading: Reading) -> bool:
-    """Whether a file of a format that Pillow knows too is left to Pillow: an 8-bit picture, or one that the format's
-    own reader cannot describe."""
-    try:
-        found = describe(file, max_megapixels, reading)
-    except (BadImage, UsageError, ImportError):
-        return True
-    finally:
-        file.seek(0)
-    values, channels = getattr(found, "values", ""), getattr(found, "channels", 0)
-    return values == "uint8" and channels in COLOURS and getattr(found, "images", 1) == 1
+def _left_to_pillow(file: BinaryIO, kind: Format) -> bool:
+    """A TIFF of 8-bit colours; and one of deep grey where nothing else is installed that reads it."""
+    return tiff.is_picture(file) or (not kind.installed() and tiff.is_grey(file))
 
 
-def _looked(data: bytes | BinaryIO, max_megapixels: float) -> Tensor:
-    return decode.looked(data, max_megapixels, _pixels)
+def _is_tiff(file: BinaryIO) -> bool:
+    start = file.read(4)
+    file.seek(0)
+    return start in tiff.MAGIC
+
+
+def _looked(file: BinaryIO, max_megapixels: float, which: int = 0) -> Tensor:
+    """By Pillow."""
+    return decode.looked(file, max_megapixels, partial(_page, which) if which else _pixels)
+
+
+def _page(which: int, image: ImageFile.ImageFile) -> Tensor:
+    image.seek(which)
+    return _pixels(image)
 
 
 def _pixels(image: ImageFile.ImageFile) -> Tensor:

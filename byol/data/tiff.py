@@ -1,48 +1,95 @@
-"""What the header of a TIFF file says of its channels, for files whose channels are sound but not read here."""
+"""What the first directory of a TIFF file says: whether the file is a picture of 8-bit colours, which Pillow shows as
+others do, or numbers that are read as they are stored."""
 
 from __future__ import annotations
 
 import struct
+from typing import BinaryIO
 
 ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 BIG = (b"II+\0", b"MM\0+")
 MAGIC = (*ORDERS, *BIG)
-BITS, COMPRESSION, SAMPLES, FORMAT = 258, 259, 277, 339  # tags
+BITS, PHOTOMETRIC, SAMPLES, EXTRA, FORMAT = 258, 262, 277, 338, 339  # tags
 SIZES = {1: "B", 3: "H", 4: "I"}  # types of a number
-NUMBERS = {1: "", 2: "signed ", 3: "floating-point "}  # values of the tag FORMAT
-MOST_TAGS, MOST_CHANNELS, MOST_BITS = 1000, 4096, 64
+MOST_TAGS, MOST_NUMBERS = 1000, 4096
+UNSIGNED = 1  # a value of the tag FORMAT
+TRANSPARENCY = (1, 2)  # values of the tag EXTRA
+INKS, COLOURS = 5, (0, 1, 2, 3, 6, 8)  # photometric interpretations: CMYK; grey, RGB, palette, YCbCr and Lab
 
 
-def channels(data: bytes) -> str:
-    """`4 channels of 16 bits` by the first directory of a TIFF, of which `data` is the beginning; empty where that
-    directory is damaged, says what no file can be, or names channels that are read, so that something else is wrong."""
-    order = ORDERS.get(data[:4])
+def is_picture(file: BinaryIO) -> bool:
+    """Whether a file is left to Pillow: grey, colours or a palette of up to 8 bits, perhaps with transparency. So is
+    one that is damaged or no TIFF, of which Pillow says what is wrong. The file is left at its beginning."""
     try:
-        tags = _tags(data, order) if order else {}
-    except struct.error:  # the data ends before the directory does
-        return ""
-    count, bits = tags.get(SAMPLES, [1])[0], tags.get(BITS, [1])
-    if not tags or COMPRESSION not in tags or not 0 < count <= MOST_CHANNELS or not 0 < max(bits) <= MOST_BITS:
-        return ""
-    number = NUMBERS.get(tags.get(FORMAT, [1])[0], "")
-    if not number and (count == 1 or (count == 3 and set(bits) <= {8, 16})):
-        return ""
-    sizes = " or ".join(map(str, sorted(set(bits))))
-    return f"{count} {number}channel{'s' * (count > 1)} of {sizes} bits"
+        tags = first_directory(file)
+    except (struct.error, OSError, ValueError):
+        return True
+    finally:
+        file.seek(0)
+    if tags is None:
+        return False
+    bits, extra = tags.get(BITS, [1]), tags.get(EXTRA, [])
+    count, photometric = tags.get(SAMPLES, [1])[0], tags.get(PHOTOMETRIC, [1])[0]
+    colours = count - len(extra) if set(extra) <= set(TRANSPARENCY) else count
+    plain = max(bits) <= 8 and set(tags.get(FORMAT, [UNSIGNED])) == {UNSIGNED}
+    return plain and ((photometric in COLOURS and colours in (1, 3)) or (photometric == INKS and colours == 4))
 
 
-def _tags(data: bytes, order: str) -> dict[int, list[int]]:
-    """The whole numbers of the first directory by their tags."""
-    (place,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, place)
+def is_grey(file: BinaryIO) -> bool:
+    """Whether it has one channel, of which Pillow keeps all bits."""
+    try:
+        tags = first_directory(file)
+    except (struct.error, OSError, ValueError):
+        return False
+    finally:
+        file.seek(0)
+    return tags is not None and tags.get(SAMPLES, [1])[0] == 1
+
+
+def first_directory(file: BinaryIO) -> dict[int, list[int]] | None:
+    """The whole numbers of the first directory by their tags; none for what is no TIFF, None for a BigTIFF."""
+    file.seek(0)
+    start = file.read(8)
+    if start[:4] in BIG:
+        return None
+    order = ORDERS.get(start[:4])
+    if order is None:
+        return {}
+    (place,) = struct.unpack(f"{order}I", start[4:])
+    file.seek(place)
+    (count,) = struct.unpack(f"{order}H", file.read(2))
+    content = file.read(12 * min(count, MOST_TAGS))
     found = {}
     for entry in range(min(count, MOST_TAGS)):
-        here = place + 2 + 12 * entry
-        tag, kind, length = struct.unpack_from(f"{order}HHI", data, here)
-        if kind not in SIZES or not 0 < length <= MOST_CHANNELS or tag not in (BITS, COMPRESSION, SAMPLES, FORMAT):
+        tag, kind, length = struct.unpack_from(f"{order}HHI", content, 12 * entry)
+        if (
+            kind not in SIZES
+            or not 0 < length <= MOST_NUMBERS
+            or tag not in (BITS, PHOTOMETRIC, SAMPLES, EXTRA, FORMAT)
+        ):
             continue
         layout = f"{order}{length}{SIZES[kind]}"
-        inside = struct.calcsize(layout) <= 4
-        start = here + 8 if inside else struct.unpack_from(f"{order}I", data, here + 8)[0]
-        found[tag] = list(struct.unpack_from(layout, data, start))
+        size = struct.calcsize(layout)
+        if size > 4:
+            file.seek(struct.unpack_from(f"{order}I", content, 12 * entry + 8)[0])
+        data = content[12 * entry + 8 : 12 * entry + 12] if size <= 4 else file.read(size)
+        found[tag] = list(struct.unpack_from(layout, data))
     return found
+
+
+def pages_of(file: BinaryIO) -> int:
+    """One, or two where there are more; the file is left at its beginning."""
+    try:
+        file.seek(0)
+        start = file.read(8)
+        order = ORDERS.get(start[:4])
+        if order is None:
+            return 1
+        file.seek(struct.unpack(f"{order}I", start[4:])[0])
+        (count,) = struct.unpack(f"{order}H", file.read(2))
+        file.seek(12 * count, 1)
+        return 2 if struct.unpack(f"{order}I", file.read(4))[0] else 1
+    except (struct.error, OSError, ValueError):
+        return 1
+    finally:
+        file.seek(0)

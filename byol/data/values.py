@@ -52,23 +52,32 @@ def settle(source: Source, config: Config, asked: Mapping[str, Any], given: Mapp
     sample = loader.sample(source)
     if not sample:
         return Settled({}, [])
-    count, dtype = Counter((len(image), image.dtype) for image in sample).most_common(1)[0][0]
+    count, dtype = commonest(sample)
     data = replace(config.data, channels=config.data.channels or count)
     _refuse_contradiction(config, asked, data.channels)
     deep = data.range != "8-bit" and (dtype != torch.uint8 or data.range != "auto")
     plain = data.channels == 3 and not deep
     if plain and len(config.views.mean) == len(config.views.std) == 3:
         return Settled({}, [])
-    known = dict(given) if len(given.get("views.mean", ())) == data.channels else {}
+    known = given if len(given.get("views.mean", ())) == data.channels else {}
     reasons = _why_channels(config.data.channels, count, dtype, given)
     if deep:
         found, why = _range(source, data, dtype, str(known.get("data.range", "")))
         reasons += [Reason("data.range", _short(found), why)] if why else []
         data = replace(data, range=found)
     own = [name for name in NORMALIZATION if plain or name in asked]
-    normalization = _normalization(source, data, config.views, own) if own or not known else known
+    normalization = _normalization(source, data, config.views, own) if own or not known else _of(known, NORMALIZATION)
     fields = {"data.channels": data.channels, "data.range": data.range, "network.channels": data.channels}
-    return Settled(fields | {name: normalization[name] for name in NORMALIZATION}, reasons)
+    return Settled(fields | normalization, reasons)
+
+
+def commonest(sample: Sequence[Tensor]) -> tuple[int, torch.dtype]:
+    """The number of channels and the type of values that most of some images have."""
+    return Counter((len(image), image.dtype) for image in sample).most_common(1)[0][0]
+
+
+def _of(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names}
 
 
 def _refuse_contradiction(config: Config, asked: Mapping[str, Any], channels: int) -> None:

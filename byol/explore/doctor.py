@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from byol import data, neighbours, presets, views
-from byol.config import Config, View
+from byol.config import Config, View, apply
 from byol.config_file import read_yaml
 from byol.data.loader import names_of, sample, worker_count
 from byol.data.source import Source
+from byol.data.stored import fitted, is_eight_bit
+from byol.data.values import settle
 from byol.data.workers import loaded
 from byol.errors import BadData, UsageError
 from byol.explore import throughput
@@ -39,7 +41,7 @@ MARKS = {
     "rotated": "turned by EXIF",
     "animated": "animated",
 }
-DIM = {bits: round((2**bits - 1) / 257) for bits in (10, 12, 14)}  # the brightest pixel of so many bits in 16, as 8
+BIT_DEPTHS = (10, 12, 14)  # that 16-bit files often hold
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Findings:
     bytes: int
     formats: dict[str, int]
     modes: dict[str, int]
+    values: dict[str, Any]  # channels and type of the numbers, by how many images have them, and their range
     short_side: dict[str, int]  # smallest, median and largest, in pixels
     megapixels: float
     classes: dict[str, int]
@@ -85,15 +88,15 @@ def doctor(request: Request) -> Findings:
     in_file = read_yaml(request.config_file) if request.config_file else {}
     values = {**in_file, **(request.overrides or {})}
     first, _ = presets.compose(request.preset, values, {})
-    source = data.open_source(request.data, first.data)
+    source = data.open_stored(request.data, first.data)
     looks = scan(source, first)
     good = [look for look in looks if not look.reason]
     config, reasons = _recipe(request, values, source, good)
     findings = describe(source, looks)
     findings = replace(
         findings,
-        warnings=[*channel_warnings(good), *warnings(good, config)],
-        speed=throughput.measure(source, good, config) if request.speed and good else None,
+        warnings=[*channel_warnings(good, config), *page_warnings(good), *warnings(good, config)],
+        speed=throughput.measure(fitted(source, config.data), good, config) if request.speed and good else None,
         auto=list(reasons),
         left_out=left_out(findings, request.leave_out),
     )
@@ -134,6 +137,7 @@ def describe(source: Source, looks: Sequence[Look]) -> Findings:
         bytes=sum(look.size for look in looks),
         formats=_counted(look.format for look in good if look.format),
         modes=_counted(look.mode for look in good if look.mode),
+        values=_values(good),
         short_side=dict(zip(("smallest", "median", "largest"), sides, strict=True)),
         megapixels=round(sum(look.height * look.width for look in good) / 1e6, 1),
         classes=_counted(source.classes[label] for label in _labels(source)),
@@ -144,6 +148,13 @@ def describe(source: Source, looks: Sequence[Look]) -> Findings:
         near_duplicates=_named(names, near_groups(good, exact)),
         kinds={mark: [names[look.number] for look in good if mark in look.marks] for mark in MARKS},
     )
+
+
+def _values(good: Sequence[Look]) -> dict[str, Any]:
+    """The numbers of the images: how many channels, of which type, from where to where."""
+    kinds = _counted(f"{look.channels} of {look.values}" for look in good)
+    lows, highs = [look.low for look in good], [look.high for look in good]
+    return {"channels": kinds, "lowest": min(lows, default=0.0), "highest": max(highs, default=0.0)}
 
 
 def _named(names: Mapping[int, str], groups: Sequence[Sequence[int]]) -> list[list[str]]:
@@ -194,13 +205,17 @@ def _recipe(
 ) -> tuple[Config, list[Reason]]:
     """The config that training would have, and why `auto` chose it."""
     first, reasons = presets.compose(request.preset, values, {})
-    if not presets.chooses(request.preset) or not good:
+    if not good:
         return first, reasons
-    some = sample(source)
-    return presets.compose(request.preset, values, {}, "", facts(len(good), some, first, names_of(source)))
+    settled, whys = settle(source, first, values, {})
+    if presets.chooses(request.preset):
+        source = fitted(source, apply(first, settled, "images", check=False).data)
+        seen = facts(len(good), sample(source), first, names_of(source), settled)
+        first, reasons = presets.compose(request.preset, values, {}, "", seen)
+    return apply(first, settled, "images"), [*reasons, *whys]
 
 
-def channel_warnings(good: Sequence[Look]) -> list[str]:
+def channel_warnings(good: Sequence[Look], config: Config) -> list[str]:
     """What of the files' numbers does not reach the training."""
     sentences = []
     fourth = sum("fourth" in look.marks for look in good)
@@ -209,14 +224,29 @@ def channel_warnings(good: Sequence[Look]) -> list[str]:
             f"{fourth:,} images have a fourth channel, which is taken for transparency: transparent pixels turn white, "
             "and only red, green and blue are trained on. A fourth band, such as infrared, is lost"
         )
-    deep = [look.brightest for look in good if "deep" in look.marks]
-    bits = next((bits for bits, brightest in DIM.items() if deep and max(deep) <= brightest), 0)
+    channels = config.data.channels or 3
+    others = sum(look.channels not in (channels, 1 if channels == 3 else channels) for look in good)
+    if others:
+        sentences.append(f"{others:,} images do not have the {channels} channels of the others, and are left out")
+    deep = [look.high for look in good if look.values == "uint16" and is_eight_bit(config.data)]
+    bits = next((bits for bits in BIT_DEPTHS if deep and max(deep) < 2**bits), 0)
     if bits:
         sentences.append(
-            f"{len(deep):,} images of 16 bits hold values of at most {bits} bits, which makes them nearly black: "
-            f"multiply their values by {2 ** (16 - bits)} before training"
+            f"{len(deep):,} images of 16 bits hold values of at most {bits} bits, which makes them nearly black beside "
+            f"the others: multiply their values by {2 ** (16 - bits)} before training"
         )
     return sentences
+
+
+def page_warnings(good: Sequence[Look]) -> list[str]:
+    """Images in files of which only the first is used."""
+    several = [look.pages for look in good if look.pages > 1]
+    if not several:
+        return []
+    return [
+        f"{len(several):,} files hold {sum(several):,} images, of which the first of each is used: --data.pages images "
+        "takes all of them, --data.pages channels takes them for the channels of one"
+    ]
 
 
 def warnings(good: Sequence[Look], config: Config) -> list[str]:
@@ -302,6 +332,10 @@ def _contents(findings: Findings) -> Iterator[tuple[str, str]]:
     short, counts = findings.short_side, findings.classes.values()
     if findings.formats:
         yield "formats", " · ".join(f"{name} {count:,}" for name, count in findings.formats.items())
+    kinds = findings.values["channels"]
+    if set(kinds) - {"3 of uint8"}:
+        held = " · ".join(f"{kind.replace(' of ', ' x ')} {count:,}" for kind, count in kinds.items())
+        yield "channels", f"{held}; values from {findings.values['lowest']:g} to {findings.values['highest']:g}"
     if findings.readable:
         yield "short side", f"{short['smallest']} to {short['largest']} px, half of them at least {short['median']}"
     if counts:

@@ -37,29 +37,65 @@ class Look(NamedTuple):
     digest: bytes = b""
     bits: np.ndarray | None = None  # bool (BITS,)
     colours: np.ndarray | None = None  # uint8 (SIDE, SIDE, 3), to tell duplicates from other images with the same bits
-    brightest: int = 255  # value of its pixels
+    channels: int = 3
+    values: str = "uint8"  # the type of its numbers
+    low: float = 0.0  # its smallest and its largest number
+    high: float = 255.0
+    pages: int = 1  # images in its file, of which it is the only one that is used
 
 
 def examine(source: Source, index: int, max_megapixels: float) -> Look:
-    """Header, pixels and fingerprints of one image."""
-    size, format, mode, marks, digest = 0, "", "", list[str](), b""
+    """Header, pixels and fingerprints of one image as it is stored."""
+    told = Told()
     try:
-        if source.path:
-            with open_image(source.path(index)) as file:
-                size = os.fstat(file.fileno()).st_size
-                header = facts(file, max_megapixels)
-                digest = _digest(file)
-            format, mode = header.format, header.mode
-            marks += [name for name in ("rotated", "animated", "deep", "fourth") if getattr(header, name)]
+        told = _told(source, index, max_megapixels)
         pixels = source.read(index)
     except BadImage as error:
-        return Look(index, str(error), size, kind=error.kind)
-    marks += ["CMYK"] * (mode == "CMYK") + ["grey"] * is_grey(pixels)
-    digest = digest or hashlib.blake2b(pixels.numpy().tobytes(), digest_size=16).digest()
-    bits, colours = fingerprint(pixels)
+        return Look(index, str(error), told.size, kind=error.kind)
+    marks = [*told.marks, *["CMYK"] * (told.mode == "CMYK"), *["grey"] * is_grey(pixels)]
+    digest = told.digest or hashlib.blake2b(pixels.numpy().tobytes(), digest_size=16).digest()
+    bits, colours = fingerprint(picture(pixels))
     height, width = pixels.shape[1:]
-    seen = Look(index, "", size, format, mode, height, width, tuple(marks), "", digest, bits, colours)
-    return seen._replace(brightest=int(pixels.max()))
+    seen = Look(index, "", told.size, told.format, told.mode, height, width, tuple(marks), "", digest, bits, colours)
+    values = pixels.numpy()
+    low, high = float(values.min()), float(values.max())
+    return seen._replace(channels=len(values), values=values.dtype.name, low=low, high=high, pages=told.pages)
+
+
+class Told(NamedTuple):
+    """What a file says of its image, as far as it has one of its own."""
+
+    size: int = 0
+    format: str = ""
+    mode: str = ""
+    marks: tuple[str, ...] = ()
+    digest: bytes = b""
+    pages: int = 1
+
+
+def _told(source: Source, index: int, max_megapixels: float) -> Told:
+    header, size = source.header(index) if source.header else (None, 0)
+    if header is not None:
+        mode, deep = f"{header.channels} x {header.values}", header.values != "uint8"
+        alone = header.images if source.path else 1
+        return Told(size, header.format, mode, ("deep",) * deep, b"", alone)
+    if not source.path:
+        return Told(size)
+    with open_image(source.path(index)) as file:
+        size = os.fstat(file.fileno()).st_size
+        seen = facts(file, max_megapixels)
+        marks = [name for name in ("rotated", "animated", "deep", "fourth") if getattr(seen, name)]
+        return Told(size, seen.format, seen.mode, tuple(marks), _digest(file))
+
+
+def picture(pixels: Tensor) -> Tensor:
+    """Any image (C, H, W) as uint8 (3, H, W): its first, middle and last channel, from its smallest to its largest."""
+    if pixels.dtype == torch.uint8 and len(pixels) == 3:
+        return pixels
+    step = max(1, min(pixels.shape[1:]) // LARGEST)
+    some = pixels[[0, len(pixels) // 2, len(pixels) - 1]][:, ::step, ::step].float()
+    low, high = some.min(), some.max()
+    return ((some - low) * (255 / (high - low).clamp(min=1e-12))).round().to(torch.uint8)
 
 
 def _digest(file: BinaryIO) -> bytes:
@@ -71,7 +107,10 @@ def _digest(file: BinaryIO) -> bytes:
 
 
 def is_grey(pixels: Tensor) -> bool:
-    """Whether all channels agree at nearly all of up to 64 × 64 pixels spread over a uint8 image (3, H, W)."""
+    """Whether all channels agree at nearly all of up to 64 × 64 pixels spread over an image of 8-bit colours; an image
+    of one channel is grey, one of other channels is not."""
+    if len(pixels) != 3 or pixels.dtype != torch.uint8:
+        return len(pixels) == 1
     steps = [max(1, side // SAMPLES) for side in pixels.shape[1:]]
     some = pixels[:, :: steps[0], :: steps[1]].int()
     return float(((some.amax(0) - some.amin(0)) <= GREY_STEPS).float().mean()) >= 0.995

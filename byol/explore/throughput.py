@@ -18,6 +18,7 @@ from byol.config import Config, Plan, resolve
 from byol.data import loader
 from byol.data.loader import Images
 from byol.data.source import Source
+from byol.data.stored import is_eight_bit
 from byol.errors import UsageError
 from byol.explore.examine import Look
 from byol.run import machine, planning
@@ -37,7 +38,8 @@ def measure(source: Source, good: Sequence[Look], config: Config) -> dict[str, A
         return {"note": str(error)}
     place = machine.choose(config)
     machine.use(place)
-    decoded = sum(3 * look.height * look.width for look in good)
+    size = (config.data.channels or 3) * (1 if is_eight_bit(config.data) else np.dtype(good[0].values).itemsize)
+    decoded = sum(size * look.height * look.width for look in good)
     in_memory = loader.fits(decoded, config)
     images = _sample(source, good, in_memory)
     say("Measuring how fast images are loaded and trained on.")

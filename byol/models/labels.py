@@ -139,6 +139,7 @@ def _only(source: Source, kept: np.ndarray, targets: np.ndarray, classes: tuple[
         classes=classes,
         stamp=partial(at, source.stamp, kept) if source.stamp else None,
         path=partial(at, source.path, kept) if source.path else None,
+        header=partial(at, source.header, kept) if source.header else None,
         blocks=None,
     )
 

@@ -90,15 +90,19 @@ def read_seen(folder: Path, facts: ModelRecord) -> Seen:
 
 
 def render(name: str, facts: ModelRecord, seen: Seen, source: Source | None) -> bytes:
+    return document(name, "\n".join(sections(name, facts, seen, source)))
+
+
+def document(title: str, body: str) -> bytes:
+    """A whole page around its body, which is escaped already; nothing but its own style and pictures may load."""
     style = files("byol.report").joinpath("model.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    body = "\n".join(sections(name, facts, seen, source))
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
     return page.encode("utf-8")
 

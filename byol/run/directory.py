@@ -34,7 +34,6 @@ from byol.run.progress import say
 from byol.run.record import Asked, DataFacts, RunRecord, Session, Status, Verdict, commit, now
 
 if TYPE_CHECKING:
-    from byol.run.given import Weights
     from byol.run.logs import Logs
 
 DIVERGED = "diverged.json"
@@ -184,7 +183,7 @@ class Setup:
 @contextmanager
 def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Given] | None = None) -> Iterator[Setup]:
     """The run directory, held: begun anew, or continued when it holds the same run."""
-    from byol.run import given  # not when a module of the loop is loaded
+    from byol.run import choosing, given  # not when a module of the loop is loaded
 
     if processes.rank():
         yield _follow(request)
@@ -196,7 +195,7 @@ def open_run(request: Request, overwrite: bool, read_weights: Callable[[str], Gi
         plugin = _plugin(request.out, stored)
         begun_before = bool(stored and checkpoint.found(request.out / checkpoint.FOLDER))
         weights = given.opened(request.config, stored, begun_before, request.out, read_weights)
-        config, reasons, place, source = _choose(request, found, stored, weights)
+        config, reasons, place, source = choosing.choose(request, found, stored, weights)
         here = {**machine.versions(), "threads": str(torch.get_num_threads())}
         processes.from_first(lambda: {"config": flatten(config), "machine": asdict(place)})
         images, plan = _prepare(source, config, place)
@@ -265,43 +264,6 @@ def _read_stored(out: Path, overwrite: bool) -> RunRecord | None:
     return None
 
 
-def _choose(
-    request: Request, found: Source, stored: RunRecord | None, weights: Weights
-) -> tuple[Config, list[Reason], Machine, Source]:
-    """Config and machine of the run: the stored ones if the same is asked again, so that `auto` stays with its choice.
-    And the images, `found` as they are stored, with the channels and the range of that config.
-
-    Where a run of `auto` is to go on for other epochs, `auto` keeps all that it chose at first.
-    """
-    from byol.data import values  # not when a module of the loop is loaded
-    from byol.data.stored import fitted
-
-    asked = request.asked
-    before = _config(request.out, stored) if stored else Config()
-    if stored and stored.request == asked:
-        return before, stored.reasons, _machine(stored, before), fitted(found, before.data)
-    weights.refuse_contradictions(asked.overrides)
-    same = values.kept(before, stored.request.overrides, asked.overrides) if stored else None
-    if same:
-        images = values.Settled(same, [r for r in stored.reasons if r.field in values.FIELDS] if stored else [])
-    else:
-        images = values.settle(found, request.config, asked.overrides, weights.settings)
-    source = fitted(found, apply(request.config, images.fields, "images").data)
-    overrides, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
-    if presets.chooses(asked.preset):
-        from byol.run.facts import facts  # only here is anything measured
-
-        if stored and stored.request.preset == asked.preset:
-            kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
-        sample, names = loader.sample(source), loader.names_of(source)
-        seen = replace(facts(len(source), sample, request.config, names, images.fields), weights=weights.resolution)
-    given = values.suited(weights.settings, images.fields.get("network.channels", 3))
-    config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
-    config = apply(config, images.fields, "images")
-    place = _machine(stored, before) if stored else machine.choose(config)
-    return config, [*images.reasons, *reasons], place, source
-
-
 def _plugin(out: Path, stored: RunRecord | None) -> record.Plugin | None:
     """The plug-in that this process was given, which must be the one that a run to go on began with."""
     from byol import plugins  # not when a module of the loop is loaded
@@ -309,22 +271,6 @@ def _plugin(out: Path, stored: RunRecord | None) -> record.Plugin | None:
     if stored:
         plugins.require(stored.plugin, f"The run in {out}")
     return plugins.loaded()
-
-
-def _config(out: Path, stored: RunRecord) -> Config:
-    """The config of a run that is to go on, as its record has it; one that cannot be trained is the record's fault."""
-    with record.blamed(out / record.NAME):
-        config = apply(Config(), stored.config, "config")
-        check_encoder(config.network.encoder)
-        objectives.check(config.objective.name)
-        resolve(config, stored.data.images)
-    return config
-
-
-def _machine(stored: RunRecord, config: Config) -> Machine:
-    """As it began; among another number of processes its threads are counted anew, as nothing is bit-exact then."""
-    here = machine.choose(apply(config, {"run.device": stored.machine.device_name}))  # unless the device is not here
-    return stored.machine if stored.processes == processes.world() else replace(stored.machine, threads=here.threads)
 
 
 def _clear(out: Path) -> None:

@@ -140,9 +140,9 @@ def bar(title: str, total: int, unit: str, done: int = 0, units_each: int = 1, e
 
 @contextmanager
 def silent(yes: bool) -> Iterator[None]:
-    """Inside, nothing is shown if `yes`: of several processes only one speaks."""
+    """Inside, nothing is shown if `yes`, or if it was silent before: of several processes only one speaks."""
     global _silent
-    before, _silent = _silent, yes
+    before, _silent = _silent, yes or _silent
     try:
         yield
     finally:

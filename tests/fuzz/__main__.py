@@ -15,7 +15,9 @@ import atheris
 import torch  # noqa: F401 (before: watching its import takes minutes)
 
 # Only what is imported inside is watched; the compiled libraries below are not.
-with atheris.instrument_imports(include=["byol", "PIL", "yaml", "zipfile", "pickletools", "json", "xml"]):
+with atheris.instrument_imports(
+    include=["byol", "PIL", "tifffile", "pydicom", "nibabel", "yaml", "zipfile", "pickletools", "json", "xml"]
+):
     from tests.fuzz import targets
 
 

@@ -29,6 +29,8 @@ from byol.config import Config, Data, Network, apply, flatten, resolve
 from byol.config_file import read_yaml
 from byol.data import arrow_files, decode
 from byol.data.dense import boxes, depths, masks
+from byol.data.formats import FORMATS as FORMATS_READ
+from byol.data.formats.format import STORED
 from byol.data.parts import Part, listed
 from byol.data.shards import index, tars
 from byol.data.source import BadImage, Source, read_list
@@ -40,6 +42,7 @@ from byol.report import collect, page, samples
 from byol.run import files
 from byol.tables import cells
 from byol.weights import card, imports, reader
+from tests.data.formats import files as format_files
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
 ROOM = Path(tempfile.mkdtemp(prefix="byol-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
@@ -392,6 +395,32 @@ def tables() -> list[bytes]:
     return found
 
 
+def stored_image(name: str) -> Target:
+    """The reader of a format by the ending of its files' names."""
+
+    def parse(data: bytes) -> None:
+        refused: BadImage | None = None
+        last = 0
+        try:
+            last = FORMATS_READ[name].describe(io.BytesIO(data), 1.0).images - 1
+        except BadImage as error:
+            refused = error
+        for number in {0, last}:
+            try:
+                found = FORMATS_READ[name].read(io.BytesIO(data), number, 1.0)
+                assert found.ndim == 3
+                assert found.dtype.name in STORED
+                assert np.isfinite(found).all()
+            except BadImage as error:
+                refused = error
+        if refused:
+            assert 0 < len(str(refused)) < 130, refused
+            assert str(refused).isprintable(), refused
+            raise refused
+
+    return Target(parse, lambda: format_files.seeds(name))
+
+
 TARGETS = {
     "image": Target(image, images),
     "tar": Target(tar, tarballs),
@@ -409,4 +438,5 @@ TARGETS = {
     "list": Target(lists, list_files),
     "split": Target(split, splits),
     "table": Target(table, tables),
+    **{name: stored_image(name) for name in ("npy", "npz", "tif", "dcm", "nii", "nii.gz", "h5")},
 }

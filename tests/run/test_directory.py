@@ -17,7 +17,7 @@ import byol
 from byol import checkpoint
 from byol.errors import BadData, ByolError, DiskError, Interrupted, OutputBusy, UsageError
 from byol.report import collect
-from byol.run import directory, files, planning, record
+from byol.run import choosing, directory, files, planning, record
 from tests.conftest import TINY, write_images
 
 SHORT: dict[str, Any] = TINY | {"optim.epochs": 1, "data.workers": 0}
@@ -321,8 +321,8 @@ def test_every_damaged_field_of_a_record_is_refused_by_name_or_harmless(kind: st
         name = str(path[-1])
         try:
             stored = record.read_run(run)
-            config = directory._config(run, stored)
-            directory._machine(stored, config)
+            config = choosing._config(run, stored)
+            choosing._machine(stored, config)
             described = collect.planned(stored, config)
         except (DiskError, BadData, OutputBusy) as error:
             refused[path] = str(error)

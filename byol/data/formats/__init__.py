@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from byol.data.formats import numpy_files
+from byol.data.formats import dicom, hdf5, nifti, numpy_files, tiff
 from byol.data.formats.format import Described, Format, Reading
 
 __all__ = ["FORMATS", "Described", "Format", "Reading", "format_of"]
@@ -20,4 +20,12 @@ def format_of(name: str | bytes) -> Format | None:
 FORMATS = {
     "npy": Format("NumPy", "", "numpy", numpy_files.describe_npy, numpy_files.read_npy),
     "npz": Format("NumPy", "", "numpy", numpy_files.describe_npz, numpy_files.read_npz),
+    "tif": Format("TIFF", "tiff", "tifffile", tiff.describe, tiff.read),
+    "tiff": Format("TIFF", "tiff", "tifffile", tiff.describe, tiff.read),
+    "dcm": Format("DICOM", "dicom", "pydicom", dicom.describe, dicom.read),
+    "dicom": Format("DICOM", "dicom", "pydicom", dicom.describe, dicom.read),
+    "nii": Format("NIfTI", "nifti", "nibabel", nifti.describe, nifti.read),
+    "nii.gz": Format("NIfTI", "nifti", "nibabel", nifti.describe_gz, nifti.read_gz),
+    "h5": Format("HDF5", "hdf5", "pyfive", hdf5.describe, hdf5.read),
+    "hdf5": Format("HDF5", "hdf5", "pyfive", hdf5.describe, hdf5.read),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import BinaryIO, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -20,6 +22,7 @@ MOST_CHANNELS = 1024
 MOST_IMAGES = 100_000_000  # in one file
 PIXEL_BYTES = 8  # of one image, a pixel of the limit: 16-bit RGBA
 READS = 300_000  # of one file for one image
+MOST_UNPACKED = 1 << 30  # bytes of a compressed file, which is unpacked up to the image that is asked for
 
 
 class Described(NamedTuple):
@@ -38,7 +41,7 @@ class Reading(NamedTuple):
 
     axes: str = "auto"  # of arrays: a letter an axis, N for images, C for channels, Y for rows and X for columns
     slices: Literal["axial", "coronal", "sagittal"] = "axial"  # of volumes
-    window: str = "file"  # of DICOM: "file", "none" or CENTRE/WIDTH
+    voi: str = "file"  # of DICOM, its window: "file", "none" or CENTRE/WIDTH
     array: str = ""  # name of the array in a .npz or HDF5 file; empty: the only one
 
 
@@ -59,13 +62,17 @@ class Format(NamedTuple):
     describe: Describe
     read: Read
 
+    def installed(self) -> bool:
+        return not self.extra or _found(self.module)
+
     def check(self) -> None:
         """An error that says what to install, unless it is there."""
-        if self.extra and not installed(self.module):
+        if not self.installed():
             raise UsageError(f"Reading {self.name} files needs more packages: pip install 'byol[{self.extra}]'.")
 
 
-def installed(module: str) -> bool:
+@cache
+def _found(module: str) -> bool:
     return find_spec(module) is not None
 
 
@@ -120,12 +127,13 @@ def guarded(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def around(look: Callable[P, T]) -> Callable[P, T]:
         def guard(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                return look(*args, **kwargs)
+                with np.errstate(all="ignore"):  # numbers that are not finite are filled, and not worth a warning
+                    return look(*args, **kwargs)
             except (BadImage, UsageError):
                 raise
             except MemoryError:
                 bad = BadImage("not enough memory")
-            except EOFError:
+            except (EOFError, struct.error):  # of too few bytes
                 bad = BadImage("truncated")
             except Exception as error:
                 bad = damaged(what, error)
@@ -139,6 +147,8 @@ def guarded(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def damaged(what: str, error: Exception) -> BadImage:
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return BadImage(error.strerror[:1].lower() + error.strerror[1:])
+    if "truncated file" in str(error):  # HDF5's words
+        return BadImage("truncated")
     text = "".join(c if c.isprintable() else " " for c in " ".join(str(error).split()))[:70]
     return BadImage(f"a damaged {what} file: {text or type(error).__name__}", f"damaged {what}")
 
@@ -185,8 +195,7 @@ def stored(values: np.ndarray, invalid: np.ndarray | None = None) -> np.ndarray:
     Pixels that are not finite or that `invalid` marks take the mean of their channel's other pixels in this image (0 if
     there are none), which neither stretches the range nor shifts the mean.
     """
-    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and filled
-        found = np.ascontiguousarray(values, dtype=stored_type(values.dtype))
+    found = np.ascontiguousarray(values, dtype=stored_type(values.dtype))
     if found.dtype == np.float32:
         infinite = ~np.isfinite(found)
         invalid = infinite if invalid is None else infinite | invalid
@@ -198,6 +207,13 @@ def stored(values: np.ndarray, invalid: np.ndarray | None = None) -> np.ndarray:
         mean = float(rest.mean(dtype=np.float64)) if rest.size else 0.0
         plane[holes] = mean if found.dtype == np.float32 else round(mean)
     return found
+
+
+def check_unpacked(amount: int, instead: str) -> None:
+    if amount > MOST_UNPACKED:
+        raise BadImage(
+            f"it would unpack to {amount / 1e9:.3g} GB: unpack it to {instead} first", "too large when unpacked"
+        )
 
 
 def product(numbers: tuple[int, ...]) -> int:

@@ -15,6 +15,7 @@ from byol.data.formats.format import (
     Reading,
     check_image,
     check_size,
+    check_unpacked,
     guarded,
     product,
     stored,
@@ -125,6 +126,7 @@ def describe_npz(file: BinaryIO, max_megapixels: float, reading: Reading = Readi
         member = _member(archive, reading.array)
         with archive.open(member) as opened:
             header = _header(opened)
+        check_unpacked(product(header.shape) * header.kind.itemsize, ".npy")
         return _described(header, member.file_size - header.start, max_megapixels, reading, "NumPy")[0]
 
 
@@ -135,6 +137,7 @@ def read_npz(file: BinaryIO, image: int, max_megapixels: float, reading: Reading
         member = _member(archive, reading.array)
         with archive.open(member) as opened:
             header = _header(opened)
+            check_unpacked(product(header.shape) * header.kind.itemsize, ".npy")
             found, places = _described(header, member.file_size - header.start, max_megapixels, reading, "NumPy")
             check_image(image, found.images)
             return stored(planes(_cut(Forward(opened, header.start), header, places, image), places))  # type: ignore[arg-type]
@@ -167,6 +170,8 @@ def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     members = archive.infolist()
     if len(members) > MOST_MEMBERS:
         raise BadImage(f"a .npz file of {len(members):,} arrays", "too many arrays")
+    if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise BadImage("a .npz file compressed otherwise than numpy does", "damaged NumPy")
     found = {member.filename.removesuffix(".npy"): member for member in members}
     if name:
         if name not in found:

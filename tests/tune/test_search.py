@@ -1,0 +1,175 @@
+"""Whole searches on a few small images: goes on after any end, keeps to its budget, and writes what training takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from byol.cli import main
+from byol.config import Config, apply
+from byol.config_file import read_yaml
+from byol.errors import Interrupted, OutputBusy, UsageError
+from byol.presets import small_views
+from byol.tune import halving, run, search
+from byol.tune.policies import POLICIES
+from byol.tune.policies import apply as with_policy
+from tests.conftest import TINY, write_images
+
+SMALL = {
+    name: TINY[name]
+    for name in ("network.width", "network.small_images", "optim.batch", "run.threads", "run.precision")
+} | {"data.resolution": 16, "network.projector_hidden": 16, "network.predictor_hidden": 16, "network.projection": 8}
+NAMES = ("usual", "no flip", "turns", "geometry")
+
+
+def quickened(patch: pytest.MonkeyPatch) -> None:
+    """A machine on which a search of seconds has a few steps a run."""
+    patch.setattr(halving, "FEWEST_STEPS", 2)
+    patch.setattr(run, "_cost", lambda *_: halving.Cost(1.0, 1.0))
+    patch.setattr(run, "spent_on", lambda _: 0.0)
+
+
+def request(images: Path, out: Path, minutes: float = 0.75) -> run.Request:
+    return run.Request(str(images), minutes, out, labels=str(images), values=SMALL, policies=NAMES)
+
+
+def cells(out: Path) -> dict[str, int]:
+    """When each cell was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (out / "cells").glob("*.json")}
+
+
+class Finished(NamedTuple):
+    """A search that nothing disturbed."""
+
+    images: Path
+    out: Path
+    chosen: str
+    told: str
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    place = tmp_path_factory.mktemp("tune")
+    images = write_images(place / "images", 24)
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        quickened(patch)
+        patch.setattr(run, "say", told.append)
+        chosen = run.tune(request(images, place / "out"))
+    return Finished(images, place / "out", chosen, "\n".join(told))
+
+
+def test_a_search_that_was_ended_goes_on_to_the_same_choice(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks when a finished trial is trained again, a rung is planned anew, or the order of its ends decides."""
+    quickened(monkeypatch)
+    out, compute = tmp_path / "cut", search.compute
+
+    def ended(*given: Any, **named: Any) -> Any:
+        if len(cells(out)) >= 2:
+            raise Interrupted("as by a signal")
+        return compute(*given, **named)
+
+    monkeypatch.setattr(search, "compute", ended)
+    with pytest.raises(Interrupted):
+        run.tune(request(finished.images, out))
+    monkeypatch.setattr(search, "compute", compute)
+    before = cells(out)
+    assert len(before) == 2
+    next((out / "measures").glob("*.json")).unlink()  # as after a kill between a trial and its measures
+    assert run.tune(request(finished.images, out)) == finished.chosen
+    assert {name: when for name, when in cells(out).items() if name in before} == before
+    whole, cut = search.read(finished.out), search.read(out)
+    assert whole is not None
+    assert cut is not None
+    assert [rung.policies for rung in cut.rungs] == [rung.policies for rung in whole.rungs]
+    assert [len(rung.policies) for rung in cut.rungs] == [4, 3]
+    assert (out / "tune.yaml").read_text().partition("views:")[2] == (finished.out / "tune.yaml").read_text().partition(
+        "views:"
+    )[2]
+    after = cells(out)
+    run.tune(request(finished.images, out))
+    assert cells(out) == after  # a finished search trains nothing
+
+
+def test_what_a_search_writes(finished: Finished) -> None:
+    """Breaks when the YAML lacks a field of the views, the page loads anything, or the judge ignores labels."""
+    assert "judge     a linear probe of the labelled images" in finished.told
+    assert f"Next: byol pretrain {finished.images} --config {finished.out / 'tune.yaml'}" in finished.told
+    record = search.read(finished.out)
+    assert record is not None
+    assert (record.choice, record.judge) == (finished.chosen, "labels")
+    config = apply(Config(), read_yaml(finished.out / "tune.yaml"))
+    expected = with_policy(POLICIES[finished.chosen], small_views())
+    assert (config.views.t, config.views.t_prime) == (expected.t, expected.t_prime)
+    page = (finished.out / "tune.html").read_text()
+    assert not re.search(r"<script|https?://|src=\"(?!data:)", page)
+    assert page.count("<img ") == len(NAMES)
+    assert all(name in page for name in (*NAMES, "rotation", "lidar", "labels", "(chosen)", "★"))
+    assert "default-src 'none'" in page
+
+
+def test_no_trial_begins_beyond_the_budget(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks when a machine that becomes slow makes a search longer than it may be."""
+    quickened(monkeypatch)
+    taken, compute = [], search.compute
+
+    def slow(*given: Any, **named: Any) -> Any:
+        taken.append(replace(compute(*given, **named), seconds=22.0))  # of a budget of 45
+        return taken[-1]
+
+    monkeypatch.setattr(search, "compute", slow)
+    run.tune(request(finished.images, tmp_path / "out"))
+    assert len(taken) == 2  # of the first rung; the second rung is as short, and finds them done
+    assert "The budget is spent" in capsys.readouterr().err
+
+
+def test_another_search_is_not_overwritten(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks when the cells of other settings are mixed, or a foreign directory is written into."""
+    quickened(monkeypatch)
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(OutputBusy, match="not a search of byol tune"):
+        run.tune(request(finished.images, tmp_path))
+    with pytest.raises(UsageError, match="holds the search of other images or settings"):
+        run.tune(request(finished.images, finished.out, minutes=2.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--minutes", "0"], 2, "--minutes must be more than 0"),
+        (["--policies", "no flop", "usual"], 2, "Did you mean no flip"),
+        (["--policies", "usual"], 2, "needs two names"),
+        (["--views.t.flip", "0"], 2, "views.t.flip is what the search chooses"),
+        (["--optim.epochs", "5"], 2, "optim.epochs is what the search chooses or plans"),
+        (["--jobs", "local:none"], 2, "--jobs should be local:N"),
+        (["--labels", "nowhere"], 2, "nowhere"),
+        (["--minutes", "0.001", "--data.resolution", "16", "--network.width", "0.05"], 2, "minutes are too few"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str],
+    code: int,
+    sentence: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Breaks when a mistake ends in a traceback or another code, or leaves a directory behind."""
+    out = folder.parent / "out"
+    monkeypatch.setattr(sys, "argv", ["byol", "tune", str(folder), "--out", str(out), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == code
+    assert sentence in told
+    assert "Traceback" not in told
+    assert not out.exists()
