@@ -109,6 +109,9 @@ def check_together(config: Config, origin: str) -> None:
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
             "info-nce compares by the cosine, which is l2."
         )
+    for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
+        if config.run.shard and set_too:
+            raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
     _check_target(config.network, origin)
     for name in config.run.loggers:
         if name not in LOGGERS:

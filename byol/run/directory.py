@@ -24,6 +24,7 @@ from byol.data.address import is_remote, parse
 from byol.data.loader import Bad, BadList, Images
 from byol.data.source import Source
 from byol.errors import BadData, DiskError, OutputBusy, UsageError
+from byol.method import Method
 from byol.networks import check_encoder
 from byol.parallel import processes
 from byol.presets import Reason
@@ -99,6 +100,7 @@ class Setup:
     given: dict[str, Given] = field(default_factory=dict)  # weights to begin with, by config field
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
+    whole: Method | None = None  # where weights are in parts: the network that the first process looks at
     logs: Logs | None = None  # loggers of others, which only the first process has
 
     @property
