@@ -232,9 +232,7 @@ class Optim:
     layer_decay: float = option(
         1.0, "multiplies the encoder's rate once more for every block between a weight and the output", low=0, high=1
     )
-    head_epochs: float = option(
-        0.0, "epochs at the start in which projector and predictor learn alone", low=0, high=1e9
-    )
+    head_epochs: float = option(0.0, "epochs at the start in which the heads learn alone", low=0, high=1e9)
     norm_only: bool = option(False, "of the encoder, train the scales and offsets of its normalization alone")
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0, high=1e9)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0, high=1e6)
@@ -274,14 +272,10 @@ class Runtime:
         False, "on a GPU, only algorithms that give the same bits every time; the CPU's always do"
     )
     recompute: bool = option(
-        False,
-        "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
-        on_resume=True,
+        False, "run forward passes again for gradients: same bits, less memory, a third more time", on_resume=True
     )
     shard: bool = option(
-        False,
-        "of several processes, each keeps a part of every weight (FSDP2): for encoders that do not fit one device",
-        on_resume=True,
+        False, "each process keeps a part of every weight (FSDP2), where one device is too small", on_resume=True
     )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -240,7 +240,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
-            tau, beta = target_decay(k, config, plan), negatives(k, config, plan)
+            tau, beta = schedules.tau(k, config, plan), schedules.beta(k, config, plan)
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
@@ -311,23 +311,6 @@ def guarded(state: State, setup: Setup, late: Late, watch: Watch) -> Iterator[No
         if state.step and processes.rank() == 0 and not in_parts(setup):  # parts need all processes
             checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
         raise
-
-
-def target_decay(k: int, config: Config, plan: Plan) -> float:
-    """tau of step k: 0 for a target that is the online network itself, 1 for a fixed one."""
-    if config.network.target != "moving-average":
-        return 1.0 if config.network.target == "fixed" else 0.0
-    if config.optim.tau_schedule == "constant":
-        return config.optim.tau
-    return schedules.target_decay(k, base=config.optim.tau, total_steps=plan.steps)
-
-
-def negatives(k: int, config: Config, plan: Plan) -> float:
-    """beta of step k: the weight of negative examples, of which the paper's loss has none."""
-    objective = config.objective
-    if objective.name != "info-nce":
-        return 0.0
-    return schedules.fading(k, base=objective.beta, share=objective.fade, total_steps=plan.steps)
 
 
 def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
