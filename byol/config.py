@@ -246,9 +246,6 @@ class Optim:
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
 
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
-
-
 @dataclass(frozen=True)
 class Runtime:
     seed: int = option(0, "of every random choice", low=0, high=2**63 - 1)
@@ -281,6 +278,11 @@ class Runtime:
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
         on_resume=True,
     )
+    shard: bool = option(
+        False,
+        "of several processes, each keeps a part of every weight (FSDP2): for encoders that do not fit one device",
+        on_resume=True,
+    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
@@ -301,6 +303,12 @@ class Config:
     objective: Objective = Objective()
     optim: Optim = Optim()
     run: Runtime = Runtime()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
+        from byol.config_values import fields_html
+
+        return fields_html(flatten(self), flatten(Config()))
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
