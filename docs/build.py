@@ -52,7 +52,7 @@ SHELF = (
 START = ("own-images", "from-weights", "any-image", "tables")
 HOW = (
     *("use", "learning", "evaluation", "tune", "sounds", "weights", "loggers", "shards", "gpu", "processes"),
-    *("cluster", "faq"),
+    *("cluster", "containers", "faq"),
 )
 WHY = ("architecture", "departures", "resume", "guarantees", "extend")
 MEASURED = ("results", "speed", "paper-tables")
