@@ -49,8 +49,11 @@ SHELF = (
     "plugins",
     "neighbours",
 )
-START = ("own-images", "from-weights", "tables")
-HOW = ("use", "learning", "evaluation", "weights", "loggers", "shards", "gpu", "processes", "cluster", "faq")
+START = ("own-images", "from-weights", "any-image", "tables")
+HOW = (
+    *("use", "learning", "evaluation", "tune", "sounds", "weights", "loggers", "shards", "gpu", "processes"),
+    *("cluster", "containers", "faq"),
+)
 WHY = ("architecture", "departures", "resume", "guarantees", "extend")
 MEASURED = ("results", "speed", "paper-tables")
 
@@ -278,6 +281,7 @@ def moved(text: str, name: str) -> str:
     text = re.sub(prefix, "](", text)
     text = re.sub(r"\]\((?:\.\./)?CONTRIBUTING\.md", "](contributing.md", text)
     text = re.sub(r"\]\((?:\.\./)?README\.md", "](index.md", text)
+    text = re.sub(r"\]\((?:\.\./)?(notebooks/)", r"](\1", text)
     return text.replace("](../results/", "](results/")
 
 
@@ -296,8 +300,15 @@ def write_pages(place: Path) -> dict[str, str]:
     for name, text in pages.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text.replace(" ± ", "\u00a0±\u00a0"), encoding="utf-8")
-    for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg"), DOCS / "site.css", DOCS / WORKER, *RESULTS.glob("*.png")):
-        target = place / ("results" if picture.parent == RESULTS else "") / picture.name
+    for picture in (
+        *DOCS.glob("*.png"),
+        *DOCS.glob("*.svg"),
+        DOCS / "site.css",
+        DOCS / WORKER,
+        *RESULTS.glob("*.png"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+    ):
+        target = place / ("" if picture.parent == DOCS else picture.parent.name) / picture.name
         target.parent.mkdir(exist_ok=True)
         shutil.copy(picture, target)
     return pages

@@ -18,7 +18,7 @@ TASKS = """byol: a good encoder from unlabelled images, and whether it is learni
   from given weights to your own classifier
       byol pretrain ./images --init resnet18.pth --out runs/mine
       byol fit runs/mine --on ./labelled -o model
-  other kinds of images: grey, 16-bit, scans
+  other kinds of images: 16-bit, many channels, TIFF, DICOM
       byol doctor ./scans
       byol pretrain ./scans
   a table of the paper, ours beside it

@@ -24,6 +24,7 @@ from byol.data.address import is_remote, parse
 from byol.data.loader import Bad, BadList, Images
 from byol.data.source import Source
 from byol.errors import BadData, DiskError, OutputBusy, UsageError
+from byol.method import Method
 from byol.networks import check_encoder
 from byol.parallel import processes
 from byol.presets import Reason
@@ -75,6 +76,10 @@ class Request:
         config, _ = presets.compose(preset, overrides, in_file, str(config_file or ""))
         check_encoder(config.network.encoder)
         objectives.check(config.objective.name)
+        if config.run.log:
+            from byol.run import logs  # loggers are loaded when a run asks for some
+
+            logs.check(config.run.loggers)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -95,6 +100,7 @@ class Setup:
     given: dict[str, Given] = field(default_factory=dict)  # weights to begin with, by config field
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
+    whole: Method | None = None  # where weights are in parts: the network that the first process looks at
     logs: Logs | None = None  # loggers of others, which only the first process has
 
     @property
