@@ -281,11 +281,7 @@ class Runtime:
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
         on_resume=True,
     )
-    shard: bool = option(
-        False,
-        "of several processes, each keeps a part of every weight (FSDP2): for encoders that do not fit one device",
-        on_resume=True,
-    )
+    shard: bool = option(False, "each process keeps a part of every weight (FSDP2), for large encoders", on_resume=True)
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
