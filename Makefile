@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos bench clean
+.PHONY: demo test lint chaos bench docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/byol demo
@@ -31,6 +31,10 @@ chaos: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/speed.py $(ENTRIES) $(if $(CIFAR),--cifar $(CIFAR)) $(if $(PHOTOS),--photos $(PHOTOS))
 	$(BIN)/python benchmarks/render.py
+
+# The documentation as a site that needs no server: build/docs/site/index.html.
+docs: $(VENV)/.ready
+	$(BIN)/python docs/build.py
 
 # torch and torchvision must match each other: a pair found in the surrounding environment is used as it is,
 # otherwise the newest pair is installed.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from byol import __version__, networks
-from byol.config import Config, Network, apply, flatten
+from byol.config import Config, Data, Network, apply, flatten
 from byol.errors import BadData, DiskError, UsageError
 from byol.method import Method
 from byol.parallel.processes import together
@@ -204,6 +204,11 @@ def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str
     views = {"views": flatten(config.views), "resolution": config.data.resolution}
     if config.data.range != Config().data.range:
         views["range"] = config.data.range
+    files = {
+        name: getattr(config.data, name) for name in READING if getattr(config.data, name) != getattr(Data(), name)
+    }
+    if files:
+        views["files"] = files
     told = {"format": FORMAT, "network": encoder_shape(config.network), **views, **extra}
     header = {"format": "pt", "byol": json.dumps(told)}
     tensors = {
@@ -251,6 +256,7 @@ def encoder_settings(header: Mapping[str, Any]) -> dict[str, Any]:
     views, network = header["views"], {name: stored[name] for name in (*ENCODER_FIELDS, "channels")}
     rooms = {f"{room}.{n}": v for room, own in (("views", views), ("network", network)) for n, v in own.items()}
     values = {"data.channels": stored["channels"], "data.range": header.get("range", "auto")}
+    values |= {f"data.{name}": value for name, value in header.get("files", {}).items() if name in READING}
     return {**rooms, **values, "data.resolution": header["resolution"]}
 
 
@@ -291,3 +297,6 @@ def _other(file: Path, network: Network) -> DiskError:
 
 ENCODER_FIELDS = ("encoder", "width", "small_images", "padding", "zero_init_last")
 assert set(ENCODER_FIELDS) <= set(Network.__dataclass_fields__)
+# How files are read: an encoder is used on images that are read as those it was trained on.
+READING = ("pages", "pattern", "axes", "array", "slices", "voi")
+assert set(READING) <= set(Data.__dataclass_fields__)

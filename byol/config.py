@@ -232,9 +232,7 @@ class Optim:
     layer_decay: float = option(
         1.0, "multiplies the encoder's rate once more for every block between a weight and the output", low=0, high=1
     )
-    head_epochs: float = option(
-        0.0, "epochs at the start in which projector and predictor learn alone", low=0, high=1e9
-    )
+    head_epochs: float = option(0.0, "epochs at the start in which the heads learn alone", low=0, high=1e9)
     norm_only: bool = option(False, "of the encoder, train the scales and offsets of its normalization alone")
     warmup_epochs: float = option(10.0, "epochs of linear warm-up", low=0, high=1e9)
     weight_decay: float = option(1.5e-6, "not applied to biases and normalization", low=0, high=1e6)
@@ -244,9 +242,6 @@ class Optim:
     tau: float = option(0.996, "decay of the moving average at the start; rises to 1 along a cosine", low=0, high=1)
     tau_schedule: Literal["cosine", "constant"] = option("cosine", "constant keeps tau where it starts")
     probe: bool = option(True, "train the stop-gradient linear classifier on the side when labels exist")
-
-
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
 
 
 @dataclass(frozen=True)
@@ -277,11 +272,11 @@ class Runtime:
         False, "on a GPU, only algorithms that give the same bits every time; the CPU's always do"
     )
     recompute: bool = option(
-        False,
-        "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
-        on_resume=True,
+        False, "run forward passes again for gradients: same bits, less memory, a third more time", on_resume=True
     )
-    shard: bool = option(False, "each process keeps a part of every weight (FSDP2), for large encoders", on_resume=True)
+    shard: bool = option(
+        False, "each process keeps a part of every weight (FSDP2), where one device is too small", on_resume=True
+    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
@@ -302,6 +297,12 @@ class Config:
     objective: Objective = Objective()
     optim: Optim = Optim()
     run: Runtime = Runtime()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
+        from byol.config_values import fields_html
+
+        return fields_html(flatten(self), flatten(Config()))
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

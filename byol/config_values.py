@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from byol.config import LOGGERS, Config, Data, Network, View
+from byol.config import Config, Data, Network, View
 from byol.errors import UsageError, nearest
 
 RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
+
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
 
 
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
@@ -158,3 +160,20 @@ def _check_target(network: Network, origin: str) -> None:
             f"{origin}: network.{name} {getattr(network, name)} is for network.target fixed; a target that is "
             f"{network.target} has the online network's shape and start."
         )
+
+
+def fields_html(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Fields as a table for notebooks: those that are not as usual, the rest folded; without scripts."""
+    from html import escape
+
+    def rows(names: list[str]) -> str:
+        cell = '<td style="text-align:left">'
+        return "".join(
+            f"<tr>{cell}<code>{escape(n)}</code></td>{cell}{escape(str(values[n]))}</td></tr>" for n in names
+        )
+
+    other = [name for name in values if values[name] != usual.get(name)]
+    rest = [name for name in values if name not in other]
+    shown = f"<table>{rows(other)}</table>" if other else "<p>As the paper's defaults.</p>"
+    folded = f"<details><summary>{len(rest)} fields as usual</summary><table>{rows(rest)}</table></details>"
+    return f"<div><b>Config</b>{shown}{folded}</div>"

@@ -12,6 +12,10 @@ class ByolError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(ByolError):
     """A wrong flag, name, value or file in the command or the config."""
@@ -44,6 +48,10 @@ class Interrupted(BaseException):
     """
 
     exit_code = 75
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence alone."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class Lost(ByolError):

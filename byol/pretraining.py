@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from byol.run.directory import DIVERGED, Request, Setup, open_run
 from byol.run.machine import alone, give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
-from byol.run.verdict import best_look, judge
+from byol.run.verdict import best_look, judge, tell_best
 
 Listener = Callable[[dict[str, Any]], object]  # is given a line of metrics.jsonl
 
@@ -55,15 +56,26 @@ class Run:
         """What the looks at the representation measured."""
         return [line for line in self.metrics if "spread" in line]
 
-    def __repr__(self) -> str:
-        from byol.run import cards
+    def frame(self, what: str = "steps") -> Any:
+        """`steps` or `looks` as a table of pandas, or of polars where only that is there."""
+        return cards().frame(self, what)
 
-        return cards.text(self)
+    def plot(self) -> Any:
+        """Curves of what was measured, as a picture that a notebook shows."""
+        return cards().plot(self)
+
+    def __repr__(self) -> str:
+        return str(cards().text(self))
 
     def _repr_html_(self) -> str:
-        from byol.run import cards
+        return str(cards().html(self))
 
-        return cards.html(self)
+
+def cards() -> ModuleType:
+    """How Python shows a run; a room of its own, entered when somebody looks."""
+    from byol.run import cards
+
+    return cards
 
 
 class Watch(NamedTuple):
@@ -131,8 +143,11 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         setup.write("running")
     first = processes.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
-    logs = setup.open_logs(state.step) if first else None
-    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, logs.add if logs else None)
+    if first and config.run.log:
+        from byol.run.logs import Logs
+
+        setup.logs = Logs(setup, state.step)
+    metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, setup.logs)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()
     try:
@@ -152,7 +167,8 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
     verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    tell_best(setup, metrics.history)
+    if first:
+        tell_best(setup.out, metrics.history, plan.steps)
     return Run(setup.out, config, plan, metrics.history, verdict)
 
 
@@ -224,7 +240,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
-            tau, beta = target_decay(k, config, plan), negatives(k, config, plan)
+            tau, beta = schedules.tau(k, config, plan), schedules.beta(k, config, plan)
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
@@ -297,23 +313,6 @@ def guarded(state: State, setup: Setup, late: Late, watch: Watch) -> Iterator[No
         raise
 
 
-def target_decay(k: int, config: Config, plan: Plan) -> float:
-    """tau of step k: 0 for a target that is the online network itself, 1 for a fixed one."""
-    if config.network.target != "moving-average":
-        return 1.0 if config.network.target == "fixed" else 0.0
-    if config.optim.tau_schedule == "constant":
-        return config.optim.tau
-    return schedules.target_decay(k, base=config.optim.tau, total_steps=plan.steps)
-
-
-def negatives(k: int, config: Config, plan: Plan) -> float:
-    """beta of step k: the weight of negative examples, of which the paper's loss has none."""
-    objective = config.objective
-    if objective.name != "info-nce":
-        return 0.0
-    return schedules.fading(k, base=objective.beta, share=objective.fade, total_steps=plan.steps)
-
-
 def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
     """The next optimizer step's passes: crops to views, on the device, in the network's type and layout."""
     config, place = setup.config, setup.machine
@@ -380,16 +379,6 @@ def look(state: State, setup: Setup, watch: Watch) -> None:
             say(f"At step {step + 1}: {verdict.sentence}")
         if setup.config.run.on_collapse == "stop":
             raise Diverged(f"at step {step} {verdict.sentence}")
-
-
-def tell_best(setup: Setup, history: Sequence[Mapping[str, Any]]) -> None:
-    """Where the encoder of the best look is, unless that is the last one."""
-    if processes.rank() or not any("spread" in line for line in history):
-        return
-    best, steps = best_look(history), setup.plan.steps
-    if best["step"] + 1 < steps and (setup.out / checkpoint.BEST).exists():
-        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['twins']:.1%}"
-        say(f"Best look: after {best['step'] + 1} of {steps} steps ({figure}): {setup.out / checkpoint.BEST}")
 
 
 def write_encoder(state: State, setup: Setup, verdict: Verdict, name: str = checkpoint.ENCODER) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from byol.config import Config, Plan
+
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
     """Linear from 0 to `peak` over the warm-up, then half a cosine down to 0; `step` counts from 0."""
@@ -27,3 +29,20 @@ def fading(step: int, *, base: float, share: float, total_steps: int) -> float:
 def in_pieces(step: int, *, base: float, drops: Sequence[float], total_steps: int) -> float:
     """`base`, divided by ten at each of the `drops`, which are fractions of all steps."""
     return base * 0.1 ** sum(step >= drop * total_steps for drop in drops)
+
+
+def tau(step: int, config: Config, plan: Plan) -> float:
+    """Of a step of a run: 0 for a target that is the online network itself, 1 for a fixed one."""
+    if config.network.target != "moving-average":
+        return 1.0 if config.network.target == "fixed" else 0.0
+    if config.optim.tau_schedule == "constant":
+        return config.optim.tau
+    return target_decay(step, base=config.optim.tau, total_steps=plan.steps)
+
+
+def beta(step: int, config: Config, plan: Plan) -> float:
+    """Of a step of a run: the weight of negative examples, of which the paper's loss has none."""
+    objective = config.objective
+    if objective.name != "info-nce":
+        return 0.0
+    return fading(step, base=objective.beta, share=objective.fade, total_steps=plan.steps)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from torch import Tensor, nn
 
@@ -203,8 +204,8 @@ def test_weights_for_other_channels_keep_the_response_to_grey(before: int, after
     assert torch.equal(one.layer1[0].conv1.weight, other.layer1[0].conv1.weight)  # type: ignore[union-attr,index]
 
 
-def five(root: Path, count: int = 16) -> Path:
-    """Stripes along or across in five 16-bit channels, in .npy files of various sizes; a folder a class."""
+def five(root: Path, count: int = 16, suffix: str = "npy") -> Path:
+    """Stripes along or across in five 16-bit channels, in files of various sizes; a folder a class."""
     random = np.random.default_rng(0)
     for index in range(count):
         place, (height, width) = root / "ab"[index % 2], ((24, 28), (26, 24))[(index // 2) % 2]
@@ -212,7 +213,11 @@ def five(root: Path, count: int = 16) -> Path:
         y, x = np.mgrid[:height, :width]
         stripes = 0.5 + 0.4 * np.sin((x if index % 2 else y) / (2 + index % 3))
         planes = [stripes * 10000 * (k + 1) + random.normal(2000, 300, stripes.shape) for k in range(5)]
-        np.save(place / f"{index:02d}.npy", np.stack(planes).clip(0, 65535).astype(np.uint16))
+        values, file = np.stack(planes).clip(0, 65535).astype(np.uint16), place / f"{index:02d}.{suffix}"
+        if suffix == "npy":
+            np.save(file, values)
+        else:
+            tifffile.imwrite(file, values, photometric="minisblack", planarconfig="separate")
     return root
 
 
@@ -224,7 +229,7 @@ def test_five_deep_channels_train_the_same_with_any_workers_and_after_a_stop(
 ) -> None:
     """Breaks if deep images are cropped by other bits in a loader process, or if a run that goes on measures its range,
     mean or deviation anew from images in another order."""
-    folder, asked = five(tmp_path / "images"), {**tiny, **FEW, "data.in_memory": "never"}
+    folder, asked = five(tmp_path / "images", suffix="tif"), {**tiny, **FEW, "data.in_memory": "never"}
     ends = []
     for workers in (0, 2):
         run = pretrain(folder, tmp_path / f"workers{workers}", "cifar10-cpu", {**asked, "data.workers": workers})

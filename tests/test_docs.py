@@ -28,7 +28,7 @@ from cyclopts.exceptions import MissingArgumentError
 from PIL import Image
 
 from byol import networks, objectives, plugins, pretraining, views
-from byol.cli import main, take_plugin
+from byol.cli import EVERYWHERE, main, take_plugin
 from byol.cli.app import app, given_values
 from byol.config import Config as Everything
 from byol.config import apply, declared
@@ -133,7 +133,7 @@ def parsed(command: str) -> None:
         assert (ROOT / tokens[1]).is_file(), command
     elif tokens[0] != "pip":
         assert "byol" in tokens, command
-        words = take_plugin(tokens[tokens.index("byol") + 1 :])
+        words = [word for word in take_plugin(tokens[tokens.index("byol") + 1 :]) if word not in EVERYWHERE]
         _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         given = bound.arguments.get("given")
         if "preset" in bound.signature.parameters:

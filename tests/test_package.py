@@ -56,7 +56,7 @@ def test_the_installed_command_runs_elsewhere(wheel: Path, tmp_path: Path) -> No
         assert result.returncode == 0, result.stderr
         return result.stdout
 
-    assert run(str(target / "bin" / "byol"), "--version").strip() == byol.__version__
+    assert run(str(target / "bin" / "byol"), "--version").splitlines()[0] == f"byol {byol.__version__}"
     assert "paper-1000" in run(str(target / "bin" / "byol"), "presets")
     where = run(
         sys.executable, "-c", "import byol.explore.doctor, byol.weights.imports; print(byol.explore.doctor.__file__)"

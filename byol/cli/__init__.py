@@ -6,12 +6,14 @@ import errno
 import os
 import shlex
 import sys
+import time
 from typing import Any
 
 from cyclopts.exceptions import CycloptsError, UnknownOptionError
 
 from byol.cli import cluster, help, images, models, pages, scoring, shards, training, tuning, weights  # noqa: F401 (they add verbs)
 from byol.cli.app import app
+from byol.cli.screens import TASKS, as_json, version
 from byol.errors import (
     KILLED,
     WORKER_KILLED,
@@ -27,18 +29,11 @@ from byol.errors import (
     process_number,
 )
 from byol.run import signals
-from byol.run.progress import complain, console, tell
+from byol.run.progress import complain, console, kept, send, silent, tell
 
-WITH_FIELDS = (
-    "pretrain",
-    "doctor",
-    "views",
-    "plan",
-    "launch",
-    "table",
-    "tune",
-    "evaluate",
-)  # they take config fields
+# Verbs that take config fields.
+WITH_FIELDS = ("pretrain", "doctor", "views", "plan", "launch", "table", "tune", "evaluate")
+EVERYWHERE = ("--debug", "--quiet", "--json")  # flags that every verb takes, besides --plugin FILE
 TRAINING = ("pretrain", "table", "tune", "demo", "evaluate")  # verbs whose memory depends on the config
 
 
@@ -104,42 +99,57 @@ def take_plugin(arguments: list[str]) -> list[str]:
     return rest
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str]) -> object:
     """The verb, or its help, which is shown by `rich`; an error is told without `rich`, which takes long to load."""
     unused: Any = sys.stderr
     app.error_console = unused
-    if any(a in ("--help", "--help-all", "-h", "--version") for a in arguments) or not arguments:
+    if arguments in ([], ["--version"]):
+        tell(version() if arguments else TASKS)
+        return None
+    if any(a in ("--help", "--help-all", "-h") for a in arguments):
         app.console = console("stdout")
     short = "--help-all" not in arguments
     arguments = [a if a != "--help-all" else "--help" for a in arguments]
-    app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    found = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     if short and any(a in ("--help", "-h") for a in arguments) and arguments[0] in WITH_FIELDS:
         tell(f"byol {arguments[0]} --help-all lists every field, byol explain FIELD tells of one.")
+    return found
 
 
-def main() -> None:
-    """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
-    debug = "--debug" in sys.argv
-    if not debug:  # torch's warnings about a lost process are pages of addresses
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
-    code = 0
+def _ended(arguments: list[str], debug: bool) -> tuple[int, str, object]:
+    """Runs the verb: its exit code, its sentence where it failed, and what it found."""
     try:
         with signals.handled():
-            _run(take_plugin(arguments))
+            return 0, "", _run(take_plugin(arguments))
     except CycloptsError as error:
-        _say(UsageError(_explain(error)))
-        code = 2
+        mistake = UsageError(_explain(error))
+        _say(mistake)
+        return 2, str(mistake), None
     except (ByolError, Interrupted) as error:
         if debug and not isinstance(error, Interrupted | Lost):
             raise
         _say(error)
-        code = error.exit_code
+        return error.exit_code, str(error), None
     except Exception as error:
         if debug:
             raise
         sentence, code = _ending(error, next(iter(arguments), ""))
         _say(sentence)
+        return code, sentence, None
+
+
+def main() -> None:
+    """Runs the verb; an error of the user's is one sentence and its exit code, a traceback only with --debug."""
+    began, given = time.monotonic(), sys.argv[1:]
+    debug, quiet, machine = (flag in given for flag in EVERYWHERE)
+    if not debug:  # torch's warnings about a lost process are pages of addresses
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    arguments = [a for a in given if a not in EVERYWHERE]
+    with silent(quiet), kept(machine) as lines:
+        code, error, found = _ended(arguments, debug)
+    if machine and not process_number():
+        seconds = time.monotonic() - began
+        send("stdout", as_json(next(iter(arguments), ""), code, seconds, found, lines, error))
     sys.exit(code)
 
 

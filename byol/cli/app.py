@@ -24,8 +24,9 @@ def _default(value: Any) -> str | None:
 
 app = App(
     name="byol",
-    help="Bootstrap Your Own Latent: a good encoder from unlabelled images. Every verb takes --plugin FILE.py, with "
-    "objectives, encoders and view operations of your own (docs/extend.md), and --debug, which shows tracebacks.",
+    help="Bootstrap Your Own Latent: a good encoder from unlabelled images. Every verb takes --quiet, which shows no "
+    "progress; --json, which prints one JSON object instead of lines; --plugin FILE.py, with objectives, encoders and "
+    "view operations of your own (docs/extend.md); and --debug, which shows tracebacks.",
     version=byol.__version__,
     default_parameter=Parameter(show_default=_default),
 )

@@ -73,7 +73,7 @@ def _yaml(node: Any, helps: Mapping[str, str], prefix: str = "") -> list[str]:
         if is_dataclass(value):
             lines += [f"{indent}{item.name}:", *_yaml(value, helps, f"{name}.")]
             continue
-        line, comment = f"{indent}{item.name}: {_scalar(value)}", f"# {helps[name]}"
+        line, comment = f"{indent}{item.name}: {scalar(value)}", f"# {helps[name]}"
         if len(line) + 2 + len(comment) <= WIDTH:
             lines.append(f"{line}  {comment}")
         else:
@@ -82,7 +82,7 @@ def _yaml(node: Any, helps: Mapping[str, str], prefix: str = "") -> list[str]:
     return lines
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     value = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(value, default_flow_style=True, width=WIDTH * 2).splitlines()[0]
 
@@ -107,23 +107,23 @@ def explain(field: str) -> None:
 
 def _explained(name: str, kind: Any, metadata: Mapping[str, Any]) -> str:
     defaults = flatten(Config()) | flatten(Specs())
-    lines = [f"{name}: {_kind(kind, metadata)}", *(f"  {line}" for line in _wrapped(metadata["help"], WIDTH - 2))]
-    lines.append(f"  default {_scalar(defaults[name])}; flag --{name.replace('_', '-')}")
+    lines = [f"{name}: {kind_of(kind, metadata)}", *(f"  {line}" for line in _wrapped(metadata["help"], WIDTH - 2))]
+    lines.append(f"  default {scalar(defaults[name])}; flag --{name.replace('_', '-')}")
     if name in flatten(Config()):
         if metadata["on_resume"]:
             lines.append("  may change when a run is continued")
         values = {preset: flatten(make())[name] for preset, make in PRESETS.items()}
-        other = [f"{preset} {_scalar(value)}" for preset, value in values.items() if value != defaults[name]]
+        other = [f"{preset} {scalar(value)}" for preset, value in values.items() if value != defaults[name]]
         lines += [f"  {line}" for line in _wrapped("in presets: " + ", ".join(other), WIDTH - 2) if other]
         from byol.tables.constants import constants
 
         stated = next((c for c in constants() if c.field == name), None)
         if stated:
-            lines.append(f"  the paper: {_scalar(stated.value)} ({stated.where})")
+            lines.append(f"  the paper: {scalar(stated.value)} ({stated.where})")
     return "\n".join(lines)
 
 
-def _kind(kind: Any, metadata: Mapping[str, Any]) -> str:
+def kind_of(kind: Any, metadata: Mapping[str, Any]) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:

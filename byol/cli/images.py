@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -11,6 +11,9 @@ from byol.cli.app import LOOK, USE, ConfigFlags, app, given_values
 from byol.config_file import read_yaml
 from byol.presets import compose
 from byol.run import output
+
+if TYPE_CHECKING:
+    from byol.explore.search import Answer
 
 Kind = Literal["unreadable", "tiny", "duplicates", "near-duplicates"]
 
@@ -29,7 +32,7 @@ def doctor(
     preset: str = "auto",
     config: Path | None = None,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Check all images before training, and how fast they load.
 
     Writes doctor.json and bad-files.txt, which `byol pretrain --data.exclude` takes.
@@ -55,7 +58,7 @@ def doctor(
     from byol.explore.doctor import Request
     from byol.explore.doctor import doctor as run
 
-    run(Request(data, out, preset, values, config, tuple(leave_out), speed))
+    return run(Request(data, out, preset, values, config, tuple(leave_out), speed))
 
 
 @app.command(group=LOOK)
@@ -68,7 +71,7 @@ def views(
     preset: str = "auto",
     config: Path | None = None,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Draw a sheet of the views T and T' of some images.
 
     Parameters
@@ -93,6 +96,7 @@ def views(
     from byol.explore.sheets import sheet
 
     sheet(data, out, preset, values, images, pairs)
+    return {"out": out}
 
 
 @app.command(group=USE)
@@ -105,7 +109,7 @@ def search(
     out: Annotated[Path, Parameter(alias="-o")] = Path("search.csv"),
     sheet: Path | None = None,
     approximate: bool = False,
-) -> None:
+) -> object:
     """Find the images most similar to a given image.
 
     Parameters
@@ -129,7 +133,7 @@ def search(
     from byol.explore import search as answers
 
     answers.check_out(out, sheet)
-    answers.write(answers.search(image, run, data, count, approximate), out, sheet)
+    return _written(answers.search(image, run, data, count, approximate), out, sheet)
 
 
 @app.command(group=USE)
@@ -142,7 +146,7 @@ def dedupe(
     sheet: Path | None = None,
     yes: Annotated[bool, Parameter(negative=())] = False,
     approximate: bool = False,
-) -> None:
+) -> object:
     """Find images that an encoder takes for the same.
 
     The first image of each group is kept, and every other one of the group is as similar to it as the threshold asks.
@@ -168,7 +172,7 @@ def dedupe(
     from byol.explore import search as answers
 
     answers.check_out(out, sheet, (".txt",))
-    answers.write(answers.dedupe(run, data, threshold, approximate, yes), out, sheet)
+    return _written(answers.dedupe(run, data, threshold, approximate, yes), out, sheet)
 
 
 @app.command(group=USE)
@@ -181,7 +185,7 @@ def outliers(
     out: Annotated[Path, Parameter(alias="-o")] = Path("outliers.csv"),
     sheet: Path | None = None,
     approximate: bool = False,
-) -> None:
+) -> object:
     """Rank images by how unlike all others they are.
 
     Parameters
@@ -205,7 +209,7 @@ def outliers(
     from byol.explore import search as answers
 
     answers.check_out(out, sheet)
-    answers.write(answers.outliers(run, data, neighbours, count, approximate), out, sheet)
+    return _written(answers.outliers(run, data, neighbours, count, approximate), out, sheet)
 
 
 @app.command(group=USE)
@@ -218,7 +222,7 @@ def pick(
     exclude: Path | None = None,
     out: Annotated[Path, Parameter(alias="-o")] = Path("picked.csv"),
     sheet: Path | None = None,
-) -> None:
+) -> object:
     """Pick the images to label first, so that few cover all.
 
     The same set always gives the same picks.
@@ -246,7 +250,15 @@ def pick(
     from byol.explore import search as answers
 
     answers.check_out(out, sheet)
-    answers.write(answers.pick(count, run, data, by, tuple(read_list(exclude)) if exclude else ()), out, sheet)
+    return _written(answers.pick(count, run, data, by, tuple(read_list(exclude)) if exclude else ()), out, sheet)
+
+
+def _written(answer: Answer, out: Path, sheet: Path | None) -> object:
+    """What was found, in the file and for a program."""
+    from byol.explore.search import write
+
+    write(answer, out, sheet)
+    return {"out": out, "sheet": sheet, "columns": answer.columns, "rows": answer.rows, "sentence": answer.sentence}
 
 
 def _check(out: Path, sheet: Path | None) -> None:

@@ -71,7 +71,7 @@ def fit(
     cache: Path | None = None,
     choices: Annotated[Choices | None, Parameter(name="*")] = None,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Make a classifier from an encoder and labelled images.
 
     Logistic regression on frozen features, whose penalty is chosen on validation images. The model is a folder of
@@ -113,7 +113,8 @@ def fit(
 
     how = "finetune" if finetune else "logistic"
     options = Options(how, specs.transfer, specs.finetune, test, abstain_below, seconds, cache)
-    run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
+    made = run(encoder, on, out, labels=labels, options=options, settings=settings, overwrite=overwrite)
+    return {"out": out, "model": made.facts}
 
 
 @app.command(group=USE)
@@ -125,7 +126,7 @@ def predict(
     top: int = 0,
     split: str = "train",
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Answer for images with a model that `byol fit` made.
 
     A line for each image: its label, its probabilities, and for an image that cannot be read the reason.
@@ -150,4 +151,4 @@ def predict(
     output.check_file(out)
     from byol.models.predicting import predict as run
 
-    run(model, images, out, top=top, split=split, settings=settings)
+    return {"out": run(model, images, out, top=top, split=split, settings=settings)}

@@ -15,7 +15,7 @@ from byol.run import output
 @app.command(group=LOOK)
 def report(
     *runs: Path, out: Annotated[Path | None, Parameter(alias="-o")] = None, images: int = 5000, data: str = ""
-) -> None:
+) -> object:
     """Write one HTML page about a run, several runs or a model.
 
     The page holds everything it shows, loads nothing and opens offline.
@@ -48,8 +48,7 @@ def report(
             raise UsageError(f"{models[0]} is a model: name it alone, as in byol report MODEL.")
         from byol.report.model import report as describe
 
-        describe(models[0], place, data)
-        return
+        return {"out": describe(models[0], place, data)}
     from byol.report.build import report as write
 
-    write(list(dict.fromkeys(runs)), place, images, data)
+    return {"out": write(list(dict.fromkeys(runs)), place, images, data)}

@@ -26,7 +26,7 @@ def embed(
     map: Annotated[bool, Parameter(negative=())] = False,
     sheet: Path | None = None,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Write the representations of images to a .npz file.
 
     It holds features, names and, when there are any, labels and classes. With --map it is a .npy file of the last
@@ -57,10 +57,11 @@ def embed(
         from byol.evals.maps import write_maps
 
         write_maps(run, data, out, split, settings, sheet)
-        return
+        return {"out": out}
     from byol.evals.features import write_features
 
     write_features(run, data, out, split, settings)
+    return {"out": out}
 
 
 @app.command(group=TRAIN)
@@ -76,7 +77,7 @@ def evaluate(
     untrained: bool = True,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,
     given: Annotated[SpecFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Score an encoder by the paper's protocols.
 
     Choices are made on validation images; the test images are looked at once.
@@ -112,7 +113,7 @@ def evaluate(
     from byol.evals.evaluation import evaluate as score
 
     asked = partial(score, specs=specs, seeds=range(seeds), seconds=seconds, compare=untrained)
-    asked(run, on, protocols, out=out, cache=cache, settings=settings)
+    return asked(run, on, protocols, out=out, cache=cache, settings=settings)
 
 
 def check_encoder(path: str) -> None:

@@ -14,7 +14,9 @@ LEAST = 10_000
 
 
 @app.command(group=USE)
-def shard(folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool = True, overwrite: bool = False) -> None:
+def shard(
+    folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool = True, overwrite: bool = False
+) -> object:
     """Pack a folder of images into tar shards.
 
     The same command again goes on, or checks every finished shard.
@@ -39,6 +41,7 @@ def shard(folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool =
     from byol.data.shards import writing
 
     writing.shard(folder, out, size, shuffle, overwrite)
+    return {"out": out}
 
 
 def _bytes(text: str) -> int:

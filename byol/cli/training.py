@@ -25,7 +25,7 @@ def pretrain(
     out: Path | None = None,
     overwrite: bool = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Pretrain an encoder on images, or go on where it stopped.
 
     The same command again continues a run that was stopped.
@@ -53,11 +53,13 @@ def pretrain(
     with _claimed(place):
         from byol.pretraining import pretrain as run
 
-        run(data, place, preset, overrides, config_file=config, overwrite=overwrite)
+        done = run(data, place, preset, overrides, config_file=config, overwrite=overwrite)
     if not process_number():
         from byol.run.progress import say
 
         say(f"Next: {shlex.join(['byol', 'report', str(place)])}")
+    last = {**(done.steps or [{}])[-1], **(done.looks or [{}])[-1]}
+    return {"out": place, "encoder": done.encoder, "plan": done.plan, "verdict": done.verdict, "last": last}
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def table(
     planned: Annotated[bool, Parameter(name="--plan", negative=())] = False,
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Run a table of the paper beside its published figures.
 
     The same command again computes only what is missing.
@@ -133,20 +135,20 @@ def table(
 
     if listed or not name:
         tell(catalog.listing())
-        return
+        return None
     asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
     plan = catalog.plan(asked)
     output.check_folder(out)
     from byol.tables.run import preview, run
 
-    if planned:
-        preview(plan, jobs)
-    else:
-        run(plan, jobs)
+    if not planned:
+        return run(plan, jobs)
+    preview(plan, jobs)
+    return None
 
 
 @app.command(group=TRAIN)
-def demo(*, out: Path = Path("runs/demo")) -> None:
+def demo(*, out: Path = Path("runs/demo")) -> object:
     """Pretrain on rendered scenes and compare, in a few minutes.
 
     A linear classifier on a random, the pretrained and a supervised encoder of the same shape.
@@ -160,3 +162,6 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     from byol.explore.demo import demo as run
 
     run(out)
+    from byol.run.files import read_json
+
+    return {"out": out, **read_json(out / "demo.json")}

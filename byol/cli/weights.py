@@ -16,7 +16,7 @@ from byol.run.progress import tell
 @app.command(name="import", group=USE)
 def import_(
     file: Path, *, out: Annotated[Path, Parameter(alias="-o")] = Path("encoder.safetensors"), resolution: int = 0
-) -> None:
+) -> object:
     """Convert weights of another code base into an encoder file.
 
     Reads DeepMind's BYOL checkpoints (.pkl), files of lightly, solo-learn, mmselfsup and byol-pytorch, and plain
@@ -48,6 +48,7 @@ def import_(
         tell("Left out: " + ", ".join(f"{count} tensors of {name}" for name, count in groups.items()))
     for note in found.notes:
         tell(f"Note: {note}")
+    return {"out": out, "origin": found.origin, "network": network, "left_out": found.left_out, "notes": found.notes}
 
 
 @app.command(group=USE)
@@ -56,7 +57,7 @@ def export(
     *,
     to: Literal["torchvision", "timm", "safetensors", "onnx", "huggingface", "torch-export"],
     out: Annotated[Path, Parameter(alias="-o")],
-) -> None:
+) -> object:
     """Write an encoder or a model for other libraries.
 
     The written file is loaded again, and its features or answers are compared, before the command succeeds.
@@ -84,3 +85,4 @@ def export(
     what += " equal" if not done.difference else f" off by {done.difference:.1e}"
     tell(f"{out}: written, loaded again, {what}. To use it:\n")
     tell("\n".join(done.lines))
+    return done

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from byol.config import Data
     from byol.data.source import Source
 
+# Of files that hold several images, each of which can be DATA by itself.
+FILES = (".tif", ".tiff", ".dcm", ".dicom", ".nii", ".nii.gz", ".npy", ".npz", ".h5", ".hdf5")
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "hf")
 # The colon of a URL is followed by slashes, that of a split by its name, such as train or train[:10%].
 PLACE_AND_SPLIT = re.compile(r"(.+?):([A-Za-z_][\w.+-]*(?:\[[\w%:-]*\])?)")
@@ -47,7 +49,7 @@ class Address:
 
     def check(self) -> Address:
         """The address, unless it names a folder that is not there; other kinds say so when they are opened."""
-        if self.kind != "folder" or self.folder:
+        if self.kind != "folder" or self.folder or is_one_file(self.place):
             return self
         from byol.data.benchmarks.table import BENCHMARKS
 
@@ -101,6 +103,11 @@ def _checked(place: str) -> str:
             "and lead to no other URL."
         )
     return place
+
+
+def is_one_file(place: str) -> bool:
+    """Whether this is a file of several images rather than a folder."""
+    return place.lower().endswith(FILES) and os.path.isfile(place)
 
 
 def is_remote(place: str) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from byol.config import Data
-from byol.data.address import Address
+from byol.data.address import Address, is_one_file
 from byol.data.decode import open_image, printable
 from byol.data.formats import FORMATS, format_of
 from byol.data.source import BadImage, Source
@@ -97,7 +97,8 @@ def holds_shards(folder: str) -> bool:
             name = entry.name.lower()
             if name.startswith("."):
                 continue
-            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS or format_of(name):
+            scan = format_of(name) is not None and not name.endswith((".npy", ".npz"))  # shards have an index beside
+            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS or scan:
                 return False
             tars |= name.endswith(".tar")
     return tars
@@ -109,6 +110,11 @@ def folder(path: Path, max_megapixels: float = 64.0) -> Source:
 
 
 def _opened(path: Path, config: Data) -> Source:
+    if is_one_file(str(path)):
+        from byol.data import samples
+
+        paths = joined([os.fsencode(path.name)], os.fsencode(path.parent))
+        return samples.source_of(printable(path), samples.of_folder(paths, config), None, ())
     paths, labels, classes = listed(path)
     if not config.pattern and config.pages == "auto" and not _holds_formats(paths):
         return of_paths(printable(path), paths, config.max_megapixels, labels, classes)

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byol.config import Config, Data, Views, apply
+from byol.config import Config, Data, Views, flatten
 from byol.config_values import bounds
 from byol.crops import scale_of, scaled
 from byol.data import loader
 from byol.data.source import Source
+from byol.data.stored import fitted as fitted
 from byol.data.stored import is_eight_bit, with_channels
 from byol.errors import BadData, UsageError
 from byol.presets import Reason
@@ -46,9 +47,33 @@ class Settled(NamedTuple):
     reasons: list[Reason]
 
 
-def settle(source: Source, config: Config, asked: Mapping[str, Any], given: Mapping[str, Any]) -> Settled:
-    """Looks at some images as they are stored. `asked` are the fields that the user has set, `given` those that come
-    with weights to go on from, whose range, mean and deviation are kept where they have as many channels."""
+class Began(NamedTuple):
+    """A run that is to go on: its config, the fields that were asked for then, and the reasons for others."""
+
+    config: Config
+    asked: Mapping[str, Any]
+    reasons: list[Reason]
+
+
+def settle(
+    source: Source,
+    config: Config,
+    asked: Mapping[str, Any],
+    given: Mapping[str, Any],
+    began: Began | None = None,
+) -> Settled:
+    """What the images settle; as it was when a run began, if the same is asked of these fields now.
+
+    `asked` are the fields that the user has set, `given` those that come with weights to go on from, whose range, mean
+    and deviation are kept where they have as many channels.
+    """
+    if began and all(began.asked.get(name) == asked.get(name) for name in FIELDS):
+        return Settled(_of(flatten(began.config), FIELDS), [r for r in began.reasons if r.field in FIELDS])
+    return _looked_at(source, config, asked, given)
+
+
+def _looked_at(source: Source, config: Config, asked: Mapping[str, Any], given: Mapping[str, Any]) -> Settled:
+    """By some images as they are stored."""
     sample = loader.sample(source)
     if not sample:
         return Settled({}, [])
@@ -189,21 +214,3 @@ def suited(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
         for name, value in given.items()
         if not name.startswith("data.") and (len(there) == channels or not name.startswith("views."))
     }
-
-
-def kept(before: Config, then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was settled when a run began, if the same is asked of these fields now; None: it is to be settled anew."""
-    if any(then.get(name) != now.get(name) for name in FIELDS):
-        return None
-    return {
-        "data.channels": before.data.channels,
-        "data.range": before.data.range,
-        "network.channels": before.network.channels,
-        "views.mean": before.views.mean,
-        "views.std": before.views.std,
-    }
-
-
-def settled(config: Config, source: Source, asked: Sequence[str]) -> Config:
-    """A config with what the images settle, for verbs that only look at them."""
-    return apply(config, settle(source, config, dict.fromkeys(asked), {}).fields, "images")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from byol.errors import DiskError
+from byol.evals.metrics import shown
 from byol.run import record
 
 NAME = "result.json"
@@ -80,6 +81,18 @@ class EvaluationRecord:
     commit: str
     machine: dict[str, str]
     versions: dict[str, str]
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the test figures."""
+        from html import escape
+
+        cells = "".join(
+            f'<tr><td style="text-align:left">{escape(name)}</td><td>{escape(shown(name, figure.mean))}</td>'
+            f"<td>{figure.seeds}</td></tr>"
+            for name, figure in self.test.items()
+        )
+        title = f"<b>{escape(self.protocol)}</b> of {escape(self.encoder.name)} on {escape(self.data.name)}"
+        return f"<div>{title}<table><tr><th>test</th><th>figure</th><th>seeds</th></tr>{cells}</table></div>"
 
 
 def read(path: Path) -> EvaluationRecord:

@@ -273,7 +273,9 @@ def _colour_warnings(good: Sequence[Look], config: Config) -> list[str]:
     sentences, taps = [], views.blur_taps(config.data.resolution)
     both: list[View] = [config.views.t, config.views.t_prime]
     grey = sum("grey" in look.marks for look in good) / len(good)
-    if grey > 0.5 and any((view.jitter and (view.hue or view.saturation)) or view.grayscale for view in both):
+    colours = (config.data.channels or 3) == 3  # elsewhere, operations on colours are left out
+    coloured = [view for view in both if (view.jitter and (view.hue or view.saturation)) or view.grayscale]
+    if colours and grey > 0.5 and coloured:
         sentences.append(
             f"{grey:.0%} of the images are grey: hue, saturation and colour dropping do nothing for them; contrast, "
             "brightness, blur and crops remain (set hue, saturation and grayscale of both views to 0)"
@@ -336,6 +338,9 @@ def _contents(findings: Findings) -> Iterator[tuple[str, str]]:
     if set(kinds) - {"3 of uint8"}:
         held = " · ".join(f"{kind.replace(' of ', ' x ')} {count:,}" for kind, count in kinds.items())
         yield "channels", f"{held}; values from {findings.values['lowest']:g} to {findings.values['highest']:g}"
+    taken = [reason for reason in findings.auto if reason.field == "views" and str(reason.value).startswith("of ")]
+    for reason in taken:
+        yield "views", f"{reason.value}: {reason.why}"
     if findings.readable:
         yield "short side", f"{short['smallest']} to {short['largest']} px, half of them at least {short['median']}"
     if counts:

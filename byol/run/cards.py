@@ -1,10 +1,14 @@
-"""A run as Python shows it: a short card, as text or for a notebook."""
+"""A run as Python shows it: a short card, as text or for a notebook, tables, and a picture of its curves."""
 
 from __future__ import annotations
 
 import html as escapes
-from typing import TYPE_CHECKING
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from byol.errors import UsageError
 from byol.networks import has_width
 from byol.run.progress import shown
 
@@ -48,3 +52,72 @@ def html(run: Run) -> str:
     )
     title = f'<b>{escapes.escape(shown(str(run.out)))}</b> <span style="color:{colour}">{run.verdict.word}</span>'
     return f"<div>{title}<table>{rows}</table></div>"
+
+
+@dataclass(frozen=True, repr=False)
+class Plot:
+    """A picture that a notebook shows; `save` writes it elsewhere."""
+
+    png: bytes
+
+    def save(self, path: str | Path) -> Path:
+        from byol.run.files import write_atomically
+
+        write_atomically(Path(path), self.png)
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"Plot of {len(self.png):,} bytes: .save(path) writes it"
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def frame(run: Run, what: str) -> Any:
+    """What steps or looks measured, as a table of whichever library of tables is there."""
+    if what not in ("steps", "looks"):
+        raise UsageError(f"run.frame takes 'steps' or 'looks', not {what!r}.")
+    lines = run.steps if what == "steps" else run.looks
+    try:
+        import pandas
+
+        return pandas.DataFrame(lines)
+    except ImportError:
+        pass
+    try:
+        import polars
+    except ImportError:
+        raise UsageError("run.frame needs pandas or polars: pip install pandas.") from None
+    return polars.DataFrame(lines, infer_schema_length=None)
+
+
+# Title of an axis → the measures on it, with their names; those that no look has are left out.
+AXES = {
+    "loss": {"loss": "loss"},
+    "found again": {"knn": "class by neighbours", "twins": "the other view"},
+    "rank": {"rank_representation": "representation", "rank_projection": "projection"},
+}
+
+
+def plot(run: Run) -> Plot:
+    """Loss, what is found again, and the rank, over the steps."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("run.plot needs matplotlib: pip install 'byol[plots]'.") from None
+
+    figure = Figure(figsize=(9.6, 2.7), layout="constrained")
+    for axis, (title, measures) in zip(figure.subplots(1, len(AXES)), AXES.items(), strict=True):
+        for name, label in measures.items():
+            points = [(line["step"] + 1, line[name]) for line in run.metrics if name in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        if len(measures) > 1 and axis.lines:
+            axis.legend(frameon=False, fontsize=8)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    return Plot(drawn.getvalue())

@@ -10,7 +10,6 @@ from byol import objectives, presets
 from byol.config import Config, apply, flatten, resolve
 from byol.data import loader, values
 from byol.data.source import Source
-from byol.data.stored import fitted
 from byol.networks import check_encoder
 from byol.parallel import processes
 from byol.presets import Reason
@@ -34,14 +33,11 @@ def choose(
     asked = request.asked
     before = _config(request.out, stored) if stored else Config()
     if stored and stored.request == asked:
-        return before, stored.reasons, _machine(stored, before), fitted(found, before.data)
+        return before, stored.reasons, _machine(stored, before), values.fitted(found, before.data)
     weights.refuse_contradictions(asked.overrides)
-    same = values.kept(before, stored.request.overrides, asked.overrides) if stored else None
-    if same:
-        images = values.Settled(same, [r for r in stored.reasons if r.field in values.FIELDS] if stored else [])
-    else:
-        images = values.settle(found, request.config, asked.overrides, weights.settings)
-    source = fitted(found, apply(request.config, images.fields, "images").data)
+    began = values.Began(before, stored.request.overrides, stored.reasons) if stored else None
+    images = values.settle(found, request.config, asked.overrides, weights.settings, began)
+    source = values.fitted(found, apply(request.config, images.fields, "images").data)
     overrides, seen, kept = asked.overrides | weights.places, None, dict[str, Any]()
     if presets.chooses(asked.preset):
         from byol.run.facts import facts  # only here is anything measured

@@ -124,14 +124,6 @@ class Setup:
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
 
-    def open_logs(self, step: int) -> Logs | None:
-        """The loggers that the config names, whose room is entered only when there are some."""
-        if self.config.run.log:
-            from byol.run.logs import Logs
-
-            self.logs = Logs(self, step)
-        return self.logs
-
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""
         for note in processes.posted():

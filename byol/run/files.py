@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -186,12 +186,16 @@ def read_text(path: Path) -> str:
         raise DiskError(f"Cannot read {path}: {error.strerror}.") from None
 
 
+class Listener(Protocol):
+    """Who is told every line as well: loggers of others."""
+
+    def add(self, line: dict[str, Any]) -> None: ...
+
+
 class Metrics:
     """metrics.jsonl: one line a record, a pure function of config and data, so timing never goes in here."""
 
-    def __init__(
-        self, path: Path | None, step: int = 0, listener: Callable[[dict[str, Any]], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path | None, step: int = 0, listener: Listener | None = None) -> None:
         """Opens for appending after dropping what was logged at or after `step`, which will be done again; at 0 that is
         everything, also the look before the first step.
 
@@ -217,7 +221,7 @@ class Metrics:
         except OSError as error:
             raise disk_error(self.path, error, len(line)) from None
         if self.listener:
-            self.listener(record)
+            self.listener.add(record)
 
     def close(self) -> None:
         if self.file:

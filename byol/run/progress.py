@@ -32,6 +32,7 @@ _CODES = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0
 HIDDEN = {code: ascii(chr(code))[1:-1] for code in _CODES}
 
 _silent = False
+_kept: list[str] | None = None  # results that are not sent to standard output but kept for the one who asked
 
 
 class Bar:
@@ -46,7 +47,8 @@ class Bar:
         self.printed = self.judged = time.monotonic()
         self.marks = deque([(self.printed, done)])  # when how much was done, for the last RECENT_SECONDS
         self.text = ""
-        self.notebook, self.wide = in_notebook(), 0  # letters of the widest line so far
+        self.notebook = in_notebook()
+        self.widget: Any = None  # what a notebook shows, which is drawn anew
         self.rich: Progress | None = None
         if not _silent and _is_terminal(sys.stderr):
             self._show(done)
@@ -103,12 +105,24 @@ class Bar:
             self._compare()
 
     def _tell(self, line: str) -> None:
-        """A line of its own, or in a notebook the last one, written anew."""
+        """A line of its own, or in a notebook a bar that is drawn anew."""
         if not self.notebook:
             say(line)
         elif not _silent:
-            self.wide = max(self.wide, len(line))
-            send("stdout", "\r" + shown(line).ljust(self.wide))
+            self._draw(line)
+
+    def _draw(self, line: str) -> None:
+        """HTML of the notebook's own, so that no extension is needed and a stored notebook shows how it ended."""
+        from html import escape
+
+        from IPython.display import HTML, display
+
+        bar = f'<progress value="{self.done}" max="{self.total}" style="width:14em;vertical-align:middle"></progress>'
+        drawn = HTML(f"<div>{bar} <small>{escape(shown(line))}</small></div>")
+        if self.widget is None:
+            self.widget = display(drawn, display_id=True)
+        else:
+            self.widget.update(drawn)
 
     def _compare(self) -> None:
         """Says when the rate is no longer the one that was told, and takes the new one for what is told from now on."""
@@ -124,8 +138,8 @@ class Bar:
     def close(self) -> None:
         if self.rich:
             self.rich.stop()
-        if self.wide and not _silent:
-            send("stdout", "\n")
+        if self.widget is not None and not _silent:
+            self._draw(f"{self.title} {self.done}/{self.total} · {self.text}".rstrip(" ·"))
 
 
 @contextmanager
@@ -149,6 +163,18 @@ def silent(yes: bool) -> Iterator[None]:
         _silent = before
 
 
+@contextmanager
+def kept(yes: bool) -> Iterator[list[str]]:
+    """Inside, the lines of results are collected if `yes`, and not written: a program wants one object, not lines."""
+    global _kept
+    before, lines = _kept, list[str]()
+    _kept = lines if yes else before
+    try:
+        yield lines
+    finally:
+        _kept = before
+
+
 def say(line: str) -> None:
     """One line for the person, on standard error: standard output is for results. It never fails."""
     if not _silent:
@@ -167,7 +193,10 @@ def in_notebook() -> bool:
 
 def tell(text: str) -> None:
     """Lines of a result, on standard output; raises `DiskError` when the disk behind it is full."""
-    send("stdout", shown(text) + "\n")
+    if _kept is None:
+        send("stdout", shown(text) + "\n")
+    else:
+        _kept.append(text)
 
 
 def complain(sentence: object) -> None:

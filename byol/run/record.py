@@ -156,7 +156,8 @@ def read_run(out: Path) -> RunRecord:
     with blamed(path):
         apply(Config(), run.config, "config")
         apply(Config(), run.request.overrides, "request.overrides", check=False)
-        apply(Config(), {reason.field: reason.value for reason in run.reasons}, "reasons", check=False)
+        told = {reason.field: reason.value for reason in run.reasons if reason.field != "views"}  # of all views at once
+        apply(Config(), told, "reasons", check=False)
     measured = {name: encode(getattr(run, name)) for name in ("machine", "data", "processes", "plan", "estimate")}
     for name, figure in _numbers({**measured, "sessions": encode(run.sessions)}, ""):
         low, high = RANGES.get(name, (0, MOST))

@@ -18,9 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from byol.checkpoint import BEST
 from byol.config import Config
+from byol.run.progress import say
 from byol.run.record import Verdict
 
 MEASURES = (
@@ -230,3 +233,13 @@ def cause(config: Config) -> str:
         "a learning rate out of range (try a tenth of optim.lr), or too slow a predictor (try optim.predictor_lr 10)"
     )
     return f"Likely cause: {'; '.join(found) or usual}."
+
+
+def tell_best(out: Path, history: Sequence[Mapping[str, Any]], steps: int) -> None:
+    """Says where the encoder of the best look is, unless that is the last one."""
+    if not any("spread" in line for line in history):
+        return
+    best = best_look(history)
+    if best["step"] + 1 < steps and (out / BEST).exists():
+        figure = f"neighbours of one class {best['knn']:.1%}" if "knn" in best else f"twins {best['twins']:.1%}"
+        say(f"Best look: after {best['step'] + 1} of {steps} steps ({figure}): {out / BEST}")

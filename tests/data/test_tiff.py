@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from byol import data
-from byol.config import Data
 from byol.data import tiff
-from byol.data.decode import decode, facts
+from byol.data.decode import decode
 from byol.data.source import BadImage
+from byol.data.stored import read_stored
 from byol.errors import BadData
 from byol.explore import doctor
 
@@ -51,40 +50,59 @@ def ramp(count: int, kind: str, most: float) -> np.ndarray:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(
-    ("count", "kind", "words"),
+    ("count", "kind", "photometric", "extra", "left"),
     [
-        (4, "u2", "4 channels of 16 bits"),
-        (2, "u2", "2 channels of 16 bits"),
-        (13, "u1", "13 channels of 8 bits"),
-        (3, "f4", "3 floating-point channels of 32 bits"),
-        (4, "i2", "4 signed channels of 16 bits"),
+        (1, "u1", 1, None, True),
+        (3, "u1", 2, None, True),
+        (4, "u1", 2, 2, True),  # transparency
+        (4, "u1", 5, None, True),  # inks
+        (4, "u1", 2, 0, False),  # a band
+        (2, "u1", 1, None, False),
+        (13, "u1", 1, None, False),
+        (1, "u2", 1, None, False),
+        (3, "u2", 2, None, False),
+        (3, "f4", 2, None, False),
+        (1, "i1", 1, None, False),
     ],
 )
-def test_channels_that_are_not_read_are_named(count: int, kind: str, words: str, order: str) -> None:
-    """Breaks if a sound TIFF of other channels is called damaged, or its channels are counted or measured wrongly."""
-    with pytest.raises(BadImage, match=f"^a TIFF of {words}, which are not read here: write them as 3 channels"):
-        decode(written(ramp(count, kind, 100), order))
+def test_only_pictures_are_left_to_pillow(
+    count: int, kind: str, photometric: int, extra: int | None, left: bool, order: str
+) -> None:
+    """Breaks if a TIFF of 8-bit colours is read otherwise than before, or other numbers are made 8-bit colours."""
+    values = ramp(count, kind, 100)
+    content = written(values, order, photometric, extra)
+    assert tiff.is_picture(io.BytesIO(content)) == left
+    found = read_stored(content, 1.0, "a.tif").numpy()
+    if left:
+        assert np.array_equal(found, decode(content).numpy())
+    else:
+        assert np.array_equal(found, values.transpose(2, 0, 1))
 
 
-def test_what_is_read_is_read_and_what_is_damaged_is_called_so() -> None:
-    """Breaks if the files above are not sound but for their channels, or a damaged file is blamed on its channels."""
-    deep = decode(written(ramp(3, "u2", 65535), photometric=2))
-    assert deep.shape == (3, 32, 32)
-    assert int(deep.max()) == 255
-    cut = written(ramp(4, "u2", 100))[:60]  # in the middle of the directory
+def test_damage_is_called_so() -> None:
+    """Breaks if a damaged file is blamed on its channels, or what is no picture is called damaged by a reader of
+    pictures."""
+    cut = written(ramp(3, "u1", 100), photometric=2)[:60]  # in the middle of the directory
     no_width = bytearray(written(ramp(3, "u1", 255), photometric=2))
     no_width[10:12] = b"\xff\xff"
     for damaged in (cut, bytes(no_width)):
-        with pytest.raises(BadImage, match=r"^damaged or unfinished header$"):
-            decode(damaged)
-    with pytest.raises(BadImage, match=r"^a BigTIFF, which is not read here"):
-        decode(b"II+\0" + b"\0" * 40)
+        for look in (decode, lambda content: read_stored(content, 1.0, "a.tif")):
+            with pytest.raises(BadImage, match=r"^damaged or unfinished header$"):
+                look(damaged)
+    with pytest.raises(BadImage, match=r"^a TIFF that is no picture of 8-bit colours"):
+        decode(written(ramp(4, "u2", 100)))
+    with pytest.raises(BadImage, match=r"^truncated$"):
+        read_stored(b"II+\0" + b"\0" * 3, 1.0, "a.tif")
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", *tiff.MAGIC]))
-def test_any_bytes_end_in_words(rest: bytes, magic: bytes) -> None:
-    """Breaks if a directory that leads out of the file, or endless tags, end in anything but text."""
-    assert isinstance(tiff.channels(magic + rest), str)
+def test_any_bytes_are_told_apart(rest: bytes, magic: bytes) -> None:
+    """Breaks if a directory that leads out of the file, or endless tags, end in anything but yes or no."""
+    file = io.BytesIO(magic + rest)
+    assert tiff.is_picture(file) in (True, False)
+    assert tiff.is_grey(file) in (True, False)
+    assert tiff.pages_of(file) in (1, 2)
+    assert file.tell() == 0
 
 
 def folder_of(root: Path, files: dict[str, bytes]) -> Path:
@@ -102,35 +120,39 @@ def png(values: np.ndarray) -> bytes:
 
 def said(root: Path) -> str:
     """What the doctor warns of, one line."""
-    source = data.open_source(str(root), Data())
-    looks = doctor.scan(source, doctor.presets.compose("cifar10", {}, {})[0])
-    return " ".join(doctor.channel_warnings([look for look in looks if not look.reason]))
+    found = doctor.doctor(doctor.Request(str(root), root.parent / "out", "cifar10-cpu", speed=False))
+    return " ".join(sentence for sentence in found.warnings if "channel" in sentence or "16 bits" in sentence)
 
 
 def test_a_fourth_channel_is_not_lost_without_a_word(tmp_path: Path) -> None:
     """Breaks if the doctor says nothing of a channel that training does not see, or speaks of one that is not there."""
     four, three = ramp(4, "u1", 255), ramp(3, "u1", 255)
-    spare = written(ramp(4, "u2", 65535), photometric=2, extra=0)  # a band that is no transparency
-    root = folder_of(tmp_path / "rgba", {"a.png": png(four), "b.tif": spare, "c.png": png(three)})
+    root = folder_of(tmp_path / "rgba", {"a.png": png(four), "b.png": png(four), "c.png": png(three)})
     assert said(root).startswith("2 images have a fourth channel, which is taken for transparency")
-    assert facts(io.BytesIO(spare)).fourth
     assert said(folder_of(tmp_path / "rgb", {"c.png": png(three)})) == ""
+    spare = written(ramp(4, "u2", 65535), photometric=2, extra=0)  # a band that is no transparency
+    assert said(folder_of(tmp_path / "bands", {"a.tif": spare, "b.tif": spare})) == ""
+    mixed = folder_of(tmp_path / "mixed", {"a.tif": spare, "b.tif": spare, "c.png": png(three)})
+    assert "1 images do not have the 4 channels of the others" in said(mixed)
 
 
 @pytest.mark.parametrize(("most", "factor"), [(1023, 64), (4095, 16), (16383, 4), (65535, 0), (20000, 0)])
-def test_few_bits_in_deep_files_are_told(tmp_path: Path, most: int, factor: int) -> None:
-    """Breaks if 12-bit values in 16-bit files, which come out nearly black, go without a word, or the factor is off."""
-    root = folder_of(tmp_path / "deep", {f"{n}.png": png(ramp(1, "u2", most)[..., 0]) for n in range(2)})
-    text = said(root)
+def test_few_bits_among_pictures_are_told(tmp_path: Path, most: int, factor: int) -> None:
+    """Breaks if 12-bit values, which come out nearly black where most images have 8 bits, go without a word, or the
+    factor is off; or if there is advice where all images are deep and their range is measured."""
+    deep = {f"{n}.png": png(ramp(1, "u2", most)[..., 0]) for n in range(2)}
+    pictures = {f"p{n}.png": png(ramp(3, "u1", 200 + n)) for n in range(3)}
+    text = said(folder_of(tmp_path / "both", deep | pictures))
     assert (f"multiply their values by {factor} before" in text) == bool(factor)
     assert bool(text) == bool(factor)
+    assert said(folder_of(tmp_path / "deep", deep)) == ""
 
 
 def test_a_folder_that_cannot_be_read_is_not_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Breaks if the doctor advises to leave every image out, or its error does not say why they cannot be read."""
-    root = folder_of(tmp_path / "bands", {f"{n}.tif": written(ramp(4, "u2", 9)) for n in range(3)})
-    with pytest.raises(BadData, match=r"None of the 3 images .* the first is a TIFF of 4 channels of 16 bits"):
+    root = folder_of(tmp_path / "bands", {f"{n}.tif": written(ramp(4, "u2", 9))[:-90] for n in range(3)})
+    with pytest.raises(BadData, match=r"None of the 3 images .* the first is a damaged TIFF"):
         doctor.doctor(doctor.Request(str(root), tmp_path / "out", speed=False))
     told = capsys.readouterr().out
-    assert "3 of 4 channels of 16 bits, not read here" in told
+    assert "3 damaged TIFF" in told
     assert "leave out" not in told

@@ -164,13 +164,14 @@ def test_a_logger_that_is_not_there_is_a_mistake(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow.db", "loggers.json"])
-def test_no_link_is_written_through(name: str, tmp_path: Path) -> None:
+def test_no_link_is_written_through(tmp_path: Path) -> None:
     """Breaks if a logger writes to where somebody's link in the run directory leads."""
     out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     byol.pretrain("scenes:16", out, "cifar10-cpu", SMALLEST)
     elsewhere.mkdir()
-    (out / name).symlink_to(elsewhere)
-    with pytest.raises(DiskError, match=name):
-        byol.pretrain("scenes:16", out, "cifar10-cpu", SMALLEST | {"optim.epochs": 2, "run.log": "tensorboard"})
+    for name in ("tensorboard", "wandb", "mlflow.db", "loggers.json"):
+        (out / name).symlink_to(elsewhere)
+        with pytest.raises(DiskError, match=name):
+            byol.pretrain("scenes:16", out, "cifar10-cpu", SMALLEST | {"optim.epochs": 2, "run.log": "tensorboard"})
+        (out / name).unlink()
     assert not list(elsewhere.iterdir())

@@ -132,9 +132,7 @@ def _described_array(data_set: Any, max_megapixels: float, reading: Reading) -> 
     if not 0 < images <= MOST_IMAGES:
         raise BadImage(f"{images:,} images in one file", "no images" if images < 1 else "too many images")
     found = data_set.id
-    filters = tuple(int(each["filter_id"]) for each in found.filter_pipeline or ())
-    if not set(filters) <= {DEFLATE, SHUFFLE, CHECKSUM}:
-        raise BadImage("packed by a filter that is not read here: save it with gzip or without", "a filter not read")
+    filters = _filters(found)
     if found.layout_class == CONTIGUOUS and int(found.data_offset) != NOWHERE:
         return Array(shape, kind, int(found.data_offset), (), {}, (), 0)
     if found.layout_class != CHUNKED:
@@ -152,6 +150,13 @@ def _described_array(data_set: Any, max_megapixels: float, reading: Reading) -> 
         raise BadImage(f"it claims {size}, of which it holds next to nothing", "mostly empty")
     fill = data_set.fillvalue
     return Array(shape, kind, 0, chunks, index, filters, 0 if fill is None else float(fill))
+
+
+def _filters(found: Any) -> tuple[int, ...]:
+    filters = tuple(int(each["filter_id"]) for each in found.filter_pipeline or ())
+    if not set(filters) <= {DEFLATE, SHUFFLE, CHECKSUM}:
+        raise BadImage("packed by a filter that is not read here: save it with gzip or without", "a filter not read")
+    return filters
 
 
 def _kind(data_set: Any) -> np.dtype:
