@@ -150,6 +150,11 @@ def memory(model: method.Method, config: Config, precision: str) -> Memory:
     return Memory(2 * trained + target + slots, activations, stored + slots)
 
 
+def in_parts(needed: Memory, devices: int) -> Memory:
+    """What a process needs where each of them keeps a part of every weight."""
+    return needed._replace(weights=math.ceil(needed.weights / devices))
+
+
 def activation_bytes(model: method.Method, config: Config) -> float:
     """Bytes in float32 that autograd keeps at a time for an image (see `Method.orders`), each tensor counted once."""
     if config.run.recompute:
@@ -208,6 +213,7 @@ def cost(config: Config, device: Device, devices: int) -> Cost:
     one, an_image = pass_flops(model, config)
     precision = device.precision if config.run.precision == "auto" else config.run.precision
     needed = memory(model, config, precision)
+    needed = in_parts(needed, devices) if config.run.shard else needed
     traffic, exchanges = _exchange(model, config, devices)
     flops = an_image * batch
     return Cost(

@@ -134,7 +134,8 @@ def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_by
 
 def _memory(method: Method, config: Config, place: Machine) -> Memory:
     classes = 0 if method.classifier is None else method.classifier.out_features
-    return cost.memory(cost.on_paper(config, classes), config, place.precision)  # type: ignore[arg-type]
+    needed = cost.memory(cost.on_paper(config, classes), config, place.precision)  # type: ignore[arg-type]
+    return cost.in_parts(needed, processes.world()) if config.run.shard else needed
 
 
 def refuse_beyond_memory(setup: Setup, method: Method) -> None:
