@@ -1,6 +1,6 @@
 """Which label-free measure chooses views well: policies trained briefly on several kinds of images, every cell kept.
 
-    nice -n 15 python benchmarks/tune.py --work /tmp/tune --images /tmp/data --seeds 0 1
+    nice -n 15 python benchmarks/tune.py --work runs/tune --images FOLDER --seeds 0 1
 
 Domains: `glyphs` (strokes whose class a flip or a turn changes) and `textures` (grey, told apart by scale and
 direction) are drawn from a seed; `cifar10-jpeg`, `flowers5` and `imagenette-subset` are folders below --images. Of
