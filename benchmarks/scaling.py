@@ -26,6 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "1 process": {"processes": 1},
     "2 processes apart": {"processes": 2, "apart": True},
     "2 processes": {"processes": 2},
+    "2 processes, our exchange": {"processes": 2, "ours": True},
+    "2 processes, weights in parts": {"processes": 2, "run.shard": True},
     "2 processes, own statistics": {"processes": 2, "network.norm_group": 1},
     "2 processes, 4 passes": {"processes": 2, "optim.accumulate": 4},
     "recompute": {"processes": 1, "run.recompute": True},
@@ -36,6 +38,8 @@ AGAINST = {
     "2 processes": ("1 process", "speed-up of a second process"),
     "2 processes apart": ("1 process", "speed-up if nothing were exchanged"),
     "2 processes, own statistics": ("2 processes apart", "left after exchanging gradients alone"),
+    "2 processes, our exchange": ("2 processes", "gradients sent after the backward pass instead of during it"),
+    "2 processes, weights in parts": ("2 processes", "a part of every weight in each process (FSDP2)"),
     "2 processes, 4 passes": ("2 processes", "four passes a step instead of one"),
     "recompute": ("1 process", "blocks computed again for their gradients"),
     "compile": ("1 process", "torch.compile, compiling not counted"),
@@ -49,7 +53,7 @@ def work(settings: dict[str, Any]) -> None:
     """One process of a variant: images a second of all processes, printed by the first."""
     import torch
 
-    from byol import method, networks, optim, presets
+    from byol import engines, method, networks, optim, presets
     from byol.algorithm import Pass, update
     from byol.config import apply
     from byol.parallel import norms, processes
@@ -66,6 +70,9 @@ def work(settings: dict[str, Any]) -> None:
         if config.run.recompute:
             networks.use_recompute(model.online.encoder)
         optimizer = optim.build(model, config.optim)
+        if config.run.shard:
+            optimizer, _ = engines.shard(model, optimizer, config, place)
+        engine = None if settings.get("ours") else engines.engine(model, optimizer, config, place)
         if config.run.compile:
             networks.use_compile(model.online.encoder)
             networks.use_compile(model.target.encoder)  # type: ignore[union-attr]
@@ -79,7 +86,7 @@ def work(settings: dict[str, Any]) -> None:
             seconds = []
             for _ in range(count):
                 began = time.perf_counter()
-                update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place)
+                update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place, engine=engine)
                 seconds.append(time.perf_counter() - began)
             return seconds
 

@@ -1,9 +1,14 @@
-"""One step of the paper's Algorithm 1: predictions, targets, loss, gradient, optimizer, moving average."""
+"""One step of the paper's Algorithm 1: predictions, targets, loss, gradient, optimizer, moving average.
+
+Nothing here waits for a GPU. Whether a step's numbers are finite is decided where they are, and the step is left out
+there if they are not; the host hears of it later, by the step's `Outcome`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from byol.errors import Diverged
-from byol.method import Method
+from byol.method import Engine, Method
 from byol.parallel import collectives
 from byol.run.machine import Machine
 
@@ -34,6 +39,70 @@ class Pass(NamedTuple):
     labels: Tensor | None
 
 
+class Outcome:
+    """What a step has measured, on its way to the host: loss, the gradient's norm, the classifier's two numbers."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers, self.event = numbers, None
+        if numbers.device.type == "cuda":
+            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.numbers.copy_(numbers, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether reading would not wait."""
+        return self.event is None or bool(self.event.query())
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step was taken; waited for where the numbers have not arrived."""
+        return all(map(math.isfinite, self.values()[:2]))
+
+    def values(self) -> list[float]:
+        """The numbers whatever they are, waited for where they have not arrived."""
+        if self.event is not None:
+            self.event.synchronize()
+        values: list[float] = self.numbers.tolist()
+        return values
+
+    def read(self) -> Step:
+        """The numbers, waited for where they have not arrived; `Diverged` if they are not finite."""
+        loss, grad_norm, *probe = self.values()
+        if not self.finite:
+            raise Diverged(f"the loss is {loss} and the gradient's norm {grad_norm}")
+        return Step(loss, grad_norm, *probe)
+
+
+class Late:
+    """Steps whose numbers have not been read yet, in their order, each with the values of its schedules."""
+
+    def __init__(self) -> None:
+        self.steps = deque[tuple[int, Outcome, dict[str, float]]]()
+
+    def add(self, k: int, outcome: Outcome, **values: float) -> None:
+        self.steps.append((k, outcome, values))
+
+    def good(self) -> Iterator[tuple[int, Outcome, dict[str, float]]]:
+        """Those whose numbers have arrived, up to one that is not finite.
+
+        The last but one is waited for if need be: the device has the last one to work on meanwhile.
+        """
+        while self.steps and (len(self.steps) > 1 or self.steps[0][1].arrived) and self.steps[0][1].finite:
+            yield self.steps.popleft()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the next step to be read has arrived and is not finite."""
+        return bool(self.steps) and self.steps[0][1].arrived and not self.steps[0][1].finite
+
+    def all(self) -> Iterator[tuple[int, Outcome, dict[str, float]]]:
+        """All of them, waited for."""
+        while self.steps:
+            yield self.steps.popleft()
+
+
 def update(
     method: Method,
     optimizer: Optimizer,
@@ -44,31 +113,87 @@ def update(
     beta: float | None = None,
     machine: Machine,
     clip: float = 0.0,
-) -> Step:
+    engine: Engine | None = None,
+) -> Outcome:
     """One step of Algorithm 1: the gradient of the mean loss over all passes, then the optimizer, then the target.
 
-    Processes exchange gradients once a step, however many passes it has; each then takes the same step. `beta`, the
-    weight of negative examples, is the config's when left out; the paper's loss has none.
+    Processes exchange gradients in the last backward pass of a step, by torch's `engine`; each then takes the same
+    step. `beta`, the weight of negative examples, is the config's when left out; the paper's loss has none. A step
+    whose loss or gradient is not finite changes nothing: neither weights nor momentum, target or batch statistics.
     """
+    engine = engine or Engine(method)
     clear_gradients(optimizer)
-    measured = []
-    for view1, view2, labels in passes:
-        terms, representations = [], []
-        for orders in method.orders(view1, view2, machine.autocast):
-            loss = method.loss(orders, beta)
-            loss.backward()  # frees this view's activations before the other view's are computed
-            terms.append(loss.detach())
-            representations.append(orders[0].representation.detach())
-        measured.append([torch.stack(terms).sum(), *watch(method, representations[0], labels, machine)])
-    means = [torch.stack(values).mean() for values in zip(*measured, strict=True)]
-    average_gradients(optimizer, len(measured), means)
-    step = checked(optimizer, means)
-    shorten(method, clip)
+    with Statistics(method) as statistics:
+        measured = []
+        for number, (view1, view2, labels) in enumerate(passes, 1):
+            terms, representations = [], []
+            for orders in method.orders(view1, view2, machine.autocast, engine, last=number == engine.passes):
+                loss = method.loss(orders, beta)
+                loss.backward()  # frees this view's activations before the other view's are computed
+                terms.append(loss.detach())
+                representations.append(orders[0].representation.detach())
+            measured.append([torch.stack(terms).sum(), *watch(method, representations[0], labels, machine)])
+        means = [torch.stack(values).mean() for values in zip(*measured, strict=True)]
+        average_gradients(optimizer, len(measured), means, engine.left)
+        numbers, finite = checked(optimizer, means)
+        if finite.device.type != "cpu" or finite:  # a CPU's numbers are here already
+            shorten(method, clip)
+            apply_gradients(optimizer, lr, finite)
+            method.update_target(tau, finite)
+        statistics.put_back_unless(finite)
+    return Outcome(numbers)
+
+
+def apply_gradients(optimizer: Optimizer, lr: float, finite: Tensor) -> None:
+    """A step of the optimizer; on a GPU it is one that changes nothing if the gradient is not finite.
+
+    The sign is the one that torch's own fused optimizers go by, and LARS too.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)
+    if finite.device.type == "cpu":
+        optimizer.step()
+        return
+    optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
     optimizer.step()
-    method.update_target(tau)
-    return step
+    del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class Statistics:
+    """The running statistics of the batch norms as they are before a step, for a step that is not taken."""
+
+    def __init__(self, method: Method) -> None:
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in method.buffers():
+            kinds.setdefault(buffer.dtype, []).append(buffer)
+        self.buffers = list(kinds.values())
+
+    def __enter__(self) -> Statistics:
+        self.before = [_flat(buffers) for buffers in self.buffers]
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:  # images that cannot be read, in the middle of a step
+            self.put_back()
+
+    def put_back(self) -> None:
+        self._set(self.before)
+
+    def put_back_unless(self, finite: Tensor) -> None:
+        if finite.device.type != "cpu":
+            after = [_flat(buffers) for buffers in self.buffers]
+            self._set([torch.where(finite, *both) for both in zip(after, self.before, strict=True)])
+        elif not finite:
+            self.put_back()
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for buffers, flat in zip(self.buffers, values, strict=True):
+            parts = flat.split([buffer.numel() for buffer in buffers])
+            torch._foreach_copy_(buffers, [part.view(b.shape) for b, part in zip(buffers, parts, strict=True)])
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def watch(method: Method, representation: Tensor, labels: Tensor | None, machine: Machine) -> list[Tensor]:
@@ -99,12 +224,18 @@ def clear_gradients(optimizer: Optimizer) -> None:
         gradient.fill_(-0.0)
 
 
-def average_gradients(optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = ()) -> None:
-    """Turn summed gradients into their mean over passes and processes, and `numbers` into their mean over processes."""
+def average_gradients(
+    optimizer: Optimizer, passes: int, numbers: Sequence[Tensor] = (), left: Sequence[Tensor] | None = None
+) -> None:
+    """Turn summed gradients into their mean over passes and processes, and `numbers` into their mean over processes.
+
+    `left` are the parameters whose gradients no engine has exchanged yet; None: all.
+    """
     summed = gradients(optimizer)
     if passes > 1:
         torch._foreach_div_(summed, passes)
-    collectives.average([*summed, *numbers])
+    own = summed if left is None else [param.grad for param in left if param.grad is not None]
+    collectives.average([*own, *numbers])
 
 
 def shorten(method: Method, clip: float) -> None:
@@ -117,10 +248,11 @@ def shorten(method: Method, clip: float) -> None:
         torch.nn.utils.clip_grad_norm_(learned, clip)
 
 
-def checked(optimizer: Optimizer, means: Sequence[Tensor]) -> Step:
-    """The step's measurements; a loss or gradient that is not finite raises before any weight has changed."""
-    loss, *probe = (float(mean) for mean in means)
-    grad_norm = float(torch.nn.utils.get_total_norm(gradients(optimizer)))
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise Diverged(f"the loss is {loss} and the gradient's norm {grad_norm}")
-    return Step(loss, grad_norm, *probe)
+def checked(optimizer: Optimizer, means: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The step's numbers with the gradient's norm (2 or 4,), and whether loss and norm are finite (), on the device."""
+    loss, *probe = means
+    grad_norm = torch.nn.utils.get_total_norm(gradients(optimizer))
+    if hasattr(grad_norm, "full_tensor"):  # weights in parts
+        grad_norm = grad_norm.full_tensor()
+    numbers = torch.stack([loss, *(number.to(loss.dtype) for number in (grad_norm, *probe))])
+    return numbers, numbers[:2].isfinite().all()

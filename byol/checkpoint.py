@@ -21,6 +21,7 @@ from byol import __version__, networks
 from byol.config import Config, Data, Network, apply, flatten
 from byol.errors import BadData, DiskError, UsageError
 from byol.method import Method
+from byol.parallel.processes import together
 from byol.run.files import open_regular, read_regular, refuse_link, write_atomically
 from byol.run.progress import say
 
@@ -58,12 +59,27 @@ class Given(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def save(directory: Path, state: State, keep: int) -> Path:
-    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest."""
+def listed(state: State) -> dict[str, Tensor]:
+    """Every tensor that a run is, by the name that it has in a checkpoint."""
     tensors = {f"method.{name}": value for name, value in state.method.state_dict().items()}
     names: dict[Tensor, str] = {param: name for name, param in state.method.named_parameters()}
     for param, slots in state.optimizer.state.items():
         tensors |= {f"optimizer.{names[param]}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    return whole(tensors)
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are; of those that the processes hold in parts, all processes have to ask for the whole."""
+    with together():
+        return {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in tensors.items()}
+
+
+def save(directory: Path, state: State, keep: int, tensors: dict[str, Tensor] | None = None) -> Path:
+    """Writes step-N.DIGEST.safetensors, whose name carries the digest of its bytes, and drops the oldest.
+
+    `tensors` are the state's where the state itself holds them in parts.
+    """
+    tensors = listed(state) if tensors is None else tensors
     tensors = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     content = as_file(tensors, {"byol": json.dumps({"format": FORMAT, "step": state.step})})
     path = directory / f"step-{state.step:09d}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"

@@ -278,16 +278,17 @@ class Runtime:
         "run each block's forward pass again for its gradient: the same bits, less memory, about a third more time",
         on_resume=True,
     )
+    shard: bool = option(
+        False,
+        "of several processes, each keeps a part of every weight (FSDP2): for encoders that do not fit one device",
+        on_resume=True,
+    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(
         60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
     )
     log: str = option("", "loggers to tell as well, joined by commas: tensorboard, wandb, mlflow", on_resume=True)
-
-    @property
-    def loggers(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.log.split(",") if name.strip())
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,6 @@ class Config:
     run: Runtime = Runtime()
 
     def _repr_html_(self) -> str:
-        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
         from byol.config_values import fields_html
 
         return fields_html(flatten(self), flatten(Config()))

@@ -16,6 +16,11 @@ RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, be
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
 
 
+def logger_names(log: str) -> list[str]:
+    """`tensorboard, wandb` as names."""
+    return [name.strip() for name in log.split(",") if name.strip()]
+
+
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
     """The value in the type of its field; a `UsageError` says where it has another, or is out of range."""
     if "auto" in metadata and (value == "auto" or (isinstance(value, list | tuple) and list(value) in ([], ["auto"]))):
@@ -109,8 +114,11 @@ def check_together(config: Config, origin: str) -> None:
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
             "info-nce compares by the cosine, which is l2."
         )
+    for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
+        if config.run.shard and set_too:
+            raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
     _check_target(config.network, origin)
-    for name in config.run.loggers:
+    for name in logger_names(config.run.log):
         if name not in LOGGERS:
             raise UsageError(f"{origin}: there is no logger '{name}' for run.log. {nearest(name, LOGGERS)}")
     batch, size = config.optim.batch // config.optim.accumulate, config.network.projection

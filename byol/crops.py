@@ -73,6 +73,13 @@ class Box(NamedTuple):
     width: Tensor
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """The values on a device, without waiting for it: a GPU fetches them from pinned memory when it gets to them."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def crop_box(area: PerImage, log_ratio: PerImage, x: PerImage, y: PerImage, height: PerImage, width: PerImage) -> Box:
     """The reference code's crop of `area`, a fraction of the image: clipped to the image, never rejected.
 
@@ -196,12 +203,12 @@ def _resample(images: Tensor, rows: Tensor, columns: Tensor, scale: Scale | None
     lines = images.transpose(1, 2).contiguous()
     if not _eight_bits(images, scale):
         assert scale
-        low, span = (end.to(lines.device).movedim(0, 1) for end in _ends(scale))  # (1, C or 1, 1)
+        low, span = (sent(end, lines.device).movedim(0, 1) for end in _ends(scale))  # (1, C or 1, 1)
         lines = lines.to(torch.float32).sub_(low).div_(span)
         lines = (lines.nan_to_num_(0.0) if images.is_floating_point() else lines).clamp_(0, 1)
     elif images.dtype == torch.uint8:
         lines = lines / 255
-    rows, columns = (matrix.to(lines.device, lines.dtype).expand(batch, -1, -1) for matrix in (rows, columns))
+    rows, columns = (sent(m.to(lines.dtype), lines.device).expand(batch, -1, -1) for m in (rows, columns))
     lines = torch.bmm(rows, lines.view(batch, height, channels * width)).view(batch, -1, width)
     lines = torch.bmm(lines, columns.transpose(1, 2)).view(batch, rows.shape[1], channels, -1).transpose(1, 2)
     return torch.clamp(lines, 0, 1, out=torch.empty_like(lines, memory_format=torch.contiguous_format))

@@ -23,6 +23,18 @@ class Order(NamedTuple):
     representation: Tensor
 
 
+class Engine(NamedTuple):
+    """Who passes views through the method and brings the processes' gradients together: torch, where there are several.
+
+    `waiting` is around every pass of a step but the last: after those nothing is exchanged yet.
+    """
+
+    method: Callable[..., tuple[Order, ...]]  # the method itself, or what torch has put around it
+    waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
+    passes: int = 1  # of a step
+    left: tuple[nn.Parameter, ...] | None = None  # whose gradients it does not exchange; None: all
+
+
 class Branch(nn.Module):
     """Encoder and projector: view → representation y, projection z."""
 
@@ -61,7 +73,12 @@ class Method(nn.Module):
         self.objective = objective
 
     def orders(
-        self, view1: Tensor, view2: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        view1: Tensor,
+        view2: Tensor,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        engine: Engine | None = None,
+        last: bool = True,
     ) -> Iterator[tuple[Order, ...]]:
         """Both orders of the views, in groups that share a gradient graph: one order after the other when there is a
         target network, both at once when the online network is its own target.
@@ -70,18 +87,30 @@ class Method(nn.Module):
         at a time. Each view passes the networks alone, so that each has its own batch statistics; the target is in
         training mode too.
         """
+        engine = engine or Engine(self)
         if self.target is None:
-            with autocast():
-                both = self._own_target(view1, view2)
+            with autocast(), nullcontext() if last else engine.waiting():
+                both = engine.method(view1, view2)
             yield both
             return
         with autocast(), torch.no_grad():
             targets = self.target(view1)[1], self.target(view2)[1]
-        for view, target, own in ((view1, targets[1], targets[0]), (view2, targets[0], targets[1])):
-            with autocast():
-                representation, projection = self.online(view)
-                order = Order(self.predict(projection, target), target, own, representation)
-            yield (order,)
+        with autocast(), engine.waiting():
+            first = engine.method(view1, targets[1], targets[0])
+        yield first
+        del first
+        with autocast(), nullcontext() if last else engine.waiting():
+            second = engine.method(view2, targets[0], targets[1])
+        yield second
+
+    def forward(self, view: Tensor, other: Tensor, own: Tensor | None = None) -> tuple[Order, ...]:
+        """What is differentiated together: one order, of a view and the targets of the other view and its own; or,
+        when the online network is its own target, both orders of two views."""
+        if self.target is None:
+            return self._own_target(view, other)
+        assert own is not None
+        representation, projection = self.online(view)
+        return (Order(self.predict(projection, other), other, own, representation),)
 
     def _own_target(self, view1: Tensor, view2: Tensor) -> tuple[Order, Order]:
         (representation1, projection1), (representation2, projection2) = self.online(view1), self.online(view2)
@@ -113,10 +142,22 @@ class Method(nn.Module):
         return logits
 
     @torch.no_grad()
-    def update_target(self, tau: float) -> None:
-        """ξ ← ξ + (1 − tau)(θ − ξ) over parameters only: batch statistics are each network's own."""
-        if self.target is not None and self.target_mode == "moving-average":
-            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1.0 - tau)
+    def update_target(self, tau: float, finite: Tensor | None = None) -> None:
+        """ξ ← ξ + (1 − tau)(θ − ξ) over parameters only: batch statistics are each network's own.
+
+        `finite` () on a GPU says whether the step was taken: if it was not, the target stays too.
+        """
+        if self.target is None or self.target_mode != "moving-average":
+            return
+        target: list[Tensor] = list(self.target.parameters())
+        online: list[Tensor] = list(self.online.parameters())
+        if hasattr(target[0], "to_local"):  # each process has the same part of both
+            target, online = ([part.to_local() for part in parts] for parts in (target, online))  # type: ignore[attr-defined]
+        if finite is None or finite.device.type == "cpu":
+            torch._foreach_lerp_(target, online, 1.0 - tau)
+        else:
+            weights: Any = [finite.to(target[0].dtype) * (1.0 - tau)] * len(target)
+            torch._foreach_lerp_(target, online, weights)
 
 
 def build(config: Network, classes: int = 0, objective: Objective = Objective(), resolution: int = 0) -> Method:

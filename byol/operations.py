@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from byol.crops import PerImage
+from byol.crops import PerImage, sent
 
 WORD = 2**32 - 1
 
@@ -29,14 +29,14 @@ def quarter_turn(images: Tensor, quarters: Tensor) -> Tensor:
     """Turn image i counter-clockwise by quarters[i], whole numbers 0 to 3, on the CPU."""
     turned = torch.empty_like(images)
     for quarter in range(4):
-        chosen = (quarters == quarter).nonzero()[:, 0].to(images.device)
+        chosen = sent((quarters == quarter).nonzero()[:, 0], images.device)
         turned.index_copy_(0, chosen, images.index_select(0, chosen).rot90(quarter, (2, 3)))
     return turned
 
 
 def rotate(images: Tensor, degrees: PerImage) -> Tensor:
     """Rotate counter-clockwise about the centre, bilinearly; what lies outside is the image mirrored at its edge."""
-    turn = torch.as_tensor(degrees, dtype=images.dtype, device=images.device).reshape(-1) * (math.pi / 180)
+    turn = sent(torch.as_tensor(degrees, dtype=images.dtype), images.device).reshape(-1) * (math.pi / 180)
     turn = turn.expand(len(images))
     height, width = images.shape[2:]
     # grid_sample counts both sides from -1 to 1, so a side that is longer needs a shorter step.
@@ -48,7 +48,7 @@ def rotate(images: Tensor, degrees: PerImage) -> Tensor:
 
 def channel_jitter(images: Tensor, keys: Tensor, brightness: PerImage, contrast: PerImage) -> Tensor:
     """Scale every channel's distance to its mean by 1 ± contrast, then add ± brightness; each its own share of both."""
-    shares = spread(keys.to(images.device), 2 * images.shape[1]).to(images.dtype).mul_(2).sub_(1)
+    shares = spread(sent(keys, images.device), 2 * images.shape[1]).to(images.dtype).mul_(2).sub_(1)
     added, scaled = shares[..., None, None].chunk(2, 1)  # (B, C, 1, 1) each
     added, factor = added * _per_image(brightness, images), 1 + scaled * _per_image(contrast, images)
     mean = images.mean((2, 3), keepdim=True)
@@ -60,13 +60,13 @@ def channel_drop(images: Tensor, keys: Tensor, shares: PerImage) -> Tensor:
     channels = images.shape[1]
     count = (torch.as_tensor(shares).reshape(-1, 1) * channels).floor().clamp(min=1).clamp(max=channels - 1)
     place = spread(keys, channels).argsort(1).argsort(1)  # each channel's place in an order of its image's own
-    return images * (place >= count).to(images)[..., None, None]
+    return images * sent((place >= count).to(images.dtype), images.device)[..., None, None]
 
 
 def add_noise(images: Tensor, keys: Tensor, deviation: PerImage) -> Tensor:
     """Add Gaussian noise, independent for every channel of every pixel (Box and Muller, 1958)."""
     count = images.shape[1:].numel()
-    one, other = spread(keys.to(images.device), count + count % 2).chunk(2, 1)
+    one, other = spread(sent(keys, images.device), count + count % 2).chunk(2, 1)
     radius, angle = one.log().mul_(-2).sqrt_(), other.mul_(2 * math.pi)
     noise = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count].view_as(images)
     return images + noise.to(images.dtype) * _per_image(deviation, images)
@@ -88,7 +88,7 @@ def _mixed(word: Tensor) -> Tensor:
 
 
 def _per_image(value: PerImage, images: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=images.dtype, device=images.device).reshape(-1, 1, 1, 1)
+    return sent(torch.as_tensor(value, dtype=images.dtype), images.device).reshape(-1, 1, 1, 1)
 
 
 Choices = Callable[[str], Tensor]

@@ -22,8 +22,11 @@ class LARS(Optimizer):
 
     g' = g + wd·w;  s = eta·‖w‖/‖g'‖, or 1 where either norm is 0;  m ← mu·m + s·g';  w ← w − lr·m.
     No epsilon, no clipping, and the learning rate outside the momentum buffer (SimCLR's has it inside).
-    A group with `adapt=False` is neither adapted nor decayed. Nothing here waits for the device.
+    A group with `adapt=False` is neither adapted nor decayed. Nothing here waits for the device: `found_inf` is what
+    torch's fused optimizers have too, a number () on the device, 1 for a step that is to change nothing.
     """
+
+    found_inf: Tensor
 
     def __init__(
         self,
@@ -48,14 +51,18 @@ class LARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        left_out: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
             updates = [p.grad for p in params]
+            momenta = [self._momentum(p) for p in params]
+            if left_out is not None:
+                _step_unless(left_out, params, updates, momenta, group)
+                continue
             if group["adapt"]:
                 updates = _adapt(params, updates, group["weight_decay"], group["trust_coefficient"])
-            momenta = [self._momentum(p) for p in params]
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, updates)
             torch._foreach_add_(params, momenta, alpha=-group["lr"])
@@ -76,6 +83,21 @@ def _adapt(params: list[Tensor], grads: list[Tensor], weight_decay: float, trust
     trust = trust_coefficient * param_norms / grad_norms
     trust = torch.where((param_norms > 0) & (grad_norms > 0), trust, torch.ones_like(trust))
     return list(torch._foreach_mul(decayed, list(trust.unbind())))
+
+
+def _step_unless(
+    left_out: Tensor, params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
+) -> None:
+    """The same step with the same bits, or none where `left_out` is 1: gradients become 0, for NaN times 0 is NaN."""
+    for grad in grads:
+        (grad.to_local() if hasattr(grad, "to_local") else grad).masked_fill_(left_out.bool(), 0.0)
+    taken = (1 - left_out).to(params[0].dtype)
+    if group["adapt"]:
+        grads = _adapt(params, grads, group["weight_decay"], group["trust_coefficient"])
+        torch._foreach_mul_(grads, taken)
+    torch._foreach_mul_(momenta, torch.where(taken > 0, group["momentum"], torch.ones_like(taken)))
+    torch._foreach_add_(momenta, grads)
+    torch._foreach_add_(params, torch._foreach_mul(momenta, taken), alpha=-group["lr"])
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -148,8 +170,22 @@ def scale(groups: list[dict[str, Any]], chosen: set[nn.Parameter], factor: float
     return split
 
 
+def _sgd(groups: list[dict[str, Any]], config: Optim) -> Optimizer:
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, fused=_on_gpu(groups) or None)
+    if _on_gpu(groups) and config.momentum:  # torch makes them in its first step, without values if that is left out
+        for group in groups:
+            for param in group["params"]:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+    return optimizer
+
+
+def _on_gpu(groups: list[dict[str, Any]]) -> bool:
+    """Whether to take torch's fused optimizers, which can leave a step out without asking the host; a CPU is asked."""
+    return any(param.device.type != "cpu" for group in groups for param in group["params"])
+
+
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], Optim], Optimizer]] = {
     "lars": lambda groups, c: LARS(groups, lr=0.0, momentum=c.momentum, trust_coefficient=c.trust_coefficient),
-    "sgd": lambda groups, c: torch.optim.SGD(groups, lr=0.0, momentum=c.momentum),
-    "adamw": lambda groups, c: torch.optim.AdamW(groups, lr=0.0),
+    "sgd": _sgd,
+    "adamw": lambda groups, c: torch.optim.AdamW(groups, lr=0.0, fused=_on_gpu(groups) or None),
 }

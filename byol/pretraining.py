@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from byol import checkpoint, method, networks, optim, schedules, views
-from byol.algorithm import Pass, update
+from byol.algorithm import Late, Pass, update
 from byol.checkpoint import Given, State
 from byol.config import Config, Plan
+from byol.crops import sent
 from byol.data import loader
-from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost, OutputBusy
+from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, LoaderLost
 from byol.parallel import collectives, processes
 from byol.run import files, monitor, planning, signals
 from byol.run.directory import DIVERGED, Request, Setup, open_run
-from byol.run.machine import give_back
+from byol.run.machine import alone, give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
 from byol.run.verdict import best_look, judge, tell_best
-
-_training = threading.Lock()  # held by the thread that trains
-
 
 Listener = Callable[[dict[str, Any]], object]  # is given a line of metrics.jsonl
 
@@ -78,9 +74,7 @@ class Run:
 
 def cards() -> ModuleType:
     """How Python shows a run; a room of its own, entered when somebody looks."""
-    from byol.run import cards
-
-    return cards
+    return import_module("byol.run.cards")
 
 
 class Watch(NamedTuple):
@@ -91,9 +85,9 @@ class Watch(NamedTuple):
     on_step: Listener | None = None
     on_look: Listener | None = None
 
-    def note(self, line: dict[str, Any], logged: bool) -> None:
+    def note(self, line: dict[str, Any], setup: Setup) -> None:
         """What a step measured: to those who listen, and into the log where its turn has come."""
-        if logged:
+        if line["step"] % setup.config.run.log_every == 0 or line["step"] + 1 == setup.plan.steps:
             self.metrics.add(line)
         if self.on_step:
             self.on_step(dict(line))
@@ -139,33 +133,6 @@ def read_weights(place: str) -> Given:
     return read(place)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Torch's number type, threads, flags and random numbers are one for the whole process: inside they are the run's,
-    no other thread may train, and afterwards they are as they were."""
-    if not _training.acquire(blocking=False):
-        raise OutputBusy("Another thread of this process is training, and torch's settings are shared: use a process.")
-    dtype, threads, fast = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.benchmark
-    exact, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    python, numbers = random.getstate(), np.random.get_state()
-    try:
-        used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(used), torch.inference_mode(False), torch.enable_grad():
-            torch.set_default_dtype(torch.float32)
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = fast
-        torch.use_deterministic_algorithms(exact, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        random.setstate(python)
-        np.random.set_state(numbers)
-        _training.release()
-
-
 def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Run:
     config, plan = setup.config, setup.plan
     state = build(setup)
@@ -175,10 +142,7 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         setup.write("running")
     first = processes.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
-    if first and config.run.log:
-        from byol.run.logs import Logs
-
-        setup.logs = Logs(setup, state.step)
+    setup.open_logs(state.step)
     metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, setup.logs)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()
@@ -199,8 +163,7 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
     verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    if first:
-        tell_best(setup.out, metrics.history, plan.steps)
+    tell_best(setup.out, metrics.history, plan.steps)
     return Run(setup.out, config, plan, metrics.history, verdict)
 
 
@@ -232,6 +195,10 @@ def build(setup: Setup) -> State:
     planning.announce(setup, model)
     setup.begin()
     step = resume(setup, model, optimizer)
+    if config.run.shard and processes.world() > 1 and step < setup.plan.steps:
+        from byol import engines  # not when one process trains alone
+
+        optimizer, setup.whole = engines.shard(model, optimizer, config, setup.machine)
     if config.run.compile:
         for branch in filter(None, (model.online, model.target)):
             networks.use_compile(branch.encoder)
@@ -262,7 +229,9 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     crops = loader.batches(setup.images, config, plan, first, setup.machine.device)
     model.train()
     if first == 0:
-        processes.from_first(partial(look, state, setup, watch))
+        processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
+    engine = engine_of(state, setup)
+    late = Late()
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)
@@ -270,20 +239,23 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
             torch.manual_seed(config.run.seed + k + (processes.rank() << 40))  # for encoders with dropout
             if plan.head_steps and k in (first, plan.head_steps):
                 optim.learn(model, config.optim, heads_only=k < plan.head_steps)
-            with guarded(State(model, optimizer, k), setup):
-                passes = augmented(crops, setup)
-                clip, place = config.optim.clip, setup.machine
-                step = update(model, optimizer, passes, lr=lr, tau=tau, beta=beta, clip=clip, machine=place)
-                line = setup.metrics_line(k, step, lr=lr, tau=tau, beta=beta)
-                watch.note(line, logged=k % config.run.log_every == 0 or k + 1 == plan.steps)
-                shown.text = f"loss {step.loss:.3f} lr {lr:.3g} tau {tau:.4f}"
+                engine = engine_of(state, setup)
+            with guarded(State(model, optimizer, k), setup, late, watch), processes.together():
+                how: dict[str, Any] = {"clip": config.optim.clip, "machine": setup.machine, "engine": engine}
+                outcome = update(model, optimizer, augmented(crops, setup), lr=lr, tau=tau, beta=beta, **how)
+            late.add(k, outcome, lr=lr, tau=tau, beta=beta)
+            shown.text = settle(late, setup, watch) or shown.text
             shown.advance()
             state = State(model, optimizer, k + 1)
             if state.step % plan.monitor_steps == 0 or state.step == plan.steps:
-                processes.from_first(partial(look, state, setup, watch))
-            due, stop = processes.any_of(save_is_due(state.step, saved, setup), signals.requested())
+                settle(late, setup, watch, wait=True)
+                processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
+            due = save_is_due(state.step, saved, setup)
+            due, stop, wrong = processes.any_of(due, signals.requested(), late.wrong)
+            if due or stop or wrong:
+                settle(late, setup, watch, wait=True)
             if due or stop:
-                processes.from_first(partial(save, state, setup))
+                processes.from_first(partial(save, state, setup, checkpoint.listed(state)))
                 saved = time.monotonic()
             if stop and state.step < plan.steps:
                 done = f"Interrupted after step {state.step} of {plan.steps}, saved"
@@ -297,36 +269,43 @@ def save_is_due(step: int, saved: float, setup: Setup) -> bool:
     return by_steps or step == setup.plan.steps or time.monotonic() - saved > config.checkpoint_seconds
 
 
-@contextlib.contextmanager
-def guarded(state: State, setup: Setup) -> Iterator[None]:
-    """Around a step: if its numbers are not finite, writes down its images, and leaves it out where that is allowed; if
-    its images are bad, saves what was trained before.
+def settle(late: Late, setup: Setup, watch: Watch, wait: bool = False) -> str:
+    """Notes what the steps measured whose numbers have arrived, or, `wait`, of all; returns the last in words.
 
-    Such a step has not changed the weights, but it has changed the statistics of the batch norms: they are put back.
+    A step whose numbers are not finite has changed nothing; its images are written down, and it is left out where that
+    is allowed. The processes do this together, since one of them may hear of it before another does.
     """
-    model, _, k = state
-    skip = setup.config.run.on_nan == "skip"
-    before = [buffer.clone() for buffer in model.buffers()] if skip or setup.plan.accumulate > 1 else []
+    text = ""
+    for k, outcome, values in late.all() if wait else late.good():
+        try:
+            step = outcome.read()
+        except Diverged as error:
+            leave_out(k, error, setup)
+            continue
+        watch.note(setup.metrics_line(k, step, **values), setup)
+        text = f"loss {step.loss:.3f} lr {values['lr']:.3g} tau {values['tau']:.4f}"
+    return text
+
+
+def leave_out(k: int, error: Diverged, setup: Setup) -> None:
+    """Writes down the images of step k, whose numbers are not finite, and ends the run unless it may go on."""
+    count = processes.from_first(partial(setup.note_diverged, k, str(error)))
+    if setup.config.run.on_nan != "skip" or count > setup.config.run.max_skips:
+        allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
+        raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}")
+    say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
+
+
+@contextlib.contextmanager
+def guarded(state: State, setup: Setup, late: Late, watch: Watch) -> Iterator[None]:
+    """Around a step: if its images are bad, saves what was trained before."""
     try:
         yield
     except (BadData, LoaderLost):
-        put_back(model, before)
-        if k and processes.rank() == 0:
+        settle(late, setup, watch, wait=processes.world() == 1)
+        if state.step and processes.rank() == 0 and not in_parts(setup):  # parts need all processes
             checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
         raise
-    except Diverged as error:
-        count = processes.from_first(partial(setup.note_diverged, k, str(error)))
-        if not skip or count > setup.config.run.max_skips:
-            allowed = f" after {count - 1} steps that were left out" if count > 1 else ""
-            raise Diverged(f"at step {k} {error}{allowed}; its images are listed in {setup.out / DIVERGED}") from None
-        put_back(model, before)
-        say(f"Step {k} is left out: {error}; its images are listed in {setup.out / DIVERGED}.")
-
-
-def put_back(model: method.Method, buffers: Sequence[torch.Tensor]) -> None:
-    """Gives the statistics of the batch norms the values that they had before a step."""
-    for buffer, value in zip(model.buffers(), buffers, strict=bool(buffers)):
-        buffer.copy_(value)
 
 
 def target_decay(k: int, config: Config, plan: Plan) -> float:
@@ -353,17 +332,41 @@ def augmented(passes: Iterator[loader.Crops], setup: Setup) -> Iterator[Pass]:
         batch = next(passes)
         setup.bad.add(batch.bad)
         both = [
-            place.images(views.finish_(crops.to(place.device), draw, config.views), config)
+            place.images(views.finish_(sent(crops, place.device), draw, config.views), config)
             for crops, draw in zip(batch.crops, batch.draws, strict=True)
         ]
-        labels = None if batch.labels is None else batch.labels.to(place.device)
+        labels = None if batch.labels is None else sent(batch.labels, place.device)
         yield Pass(both[0], both[1], labels)
 
 
-def save(state: State, setup: Setup) -> None:
+def engine_of(state: State, setup: Setup) -> method.Engine | None:
+    """What exchanges the gradients of several processes, for the parameters that learn now."""
+    if processes.world() == 1:
+        return None
+    from byol import engines
+
+    return engines.engine(state.method, state.optimizer, setup.config, setup.machine)
+
+
+def in_parts(setup: Setup) -> bool:
+    return setup.config.run.shard and processes.world() > 1
+
+
+def as_a_whole(state: State, setup: Setup) -> State:
+    """The state that the first process looks at: where weights are in parts, all processes bring them together."""
+    if not in_parts(setup):
+        return state
+    tensors = checkpoint.whole(state.method.online.state_dict())
+    if setup.whole is None:
+        return state
+    setup.whole.online.load_state_dict(tensors)
+    return state._replace(method=setup.whole)
+
+
+def save(state: State, setup: Setup, tensors: dict[str, torch.Tensor]) -> None:
     """Writes a checkpoint; only then asks whether the other processes have met too many bad images."""
     files.require_there(setup.out)
-    checkpoint.save(setup.checkpoints, state, setup.config.run.keep)
+    checkpoint.save(setup.checkpoints, state, setup.config.run.keep, tensors)
     setup.collect_bad()
 
 

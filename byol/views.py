@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from byol.config import View, Views
-from byol.crops import Box, PerImage, Scale, crop_box, crop_box_torchvision, crop_resize, crop_resize_one
+from byol.crops import Box, PerImage, Scale, crop_box, crop_box_torchvision, crop_resize, crop_resize_one, sent
 
 ATTEMPTS = 10  # of torchvision's RandomResizedCrop before it falls back to a central crop
 STRIPE = 32  # pixels of an image blurred at a time
@@ -182,7 +182,7 @@ def _change_(images: Tensor, draw: Draw, name: str, operation: Operation, config
     if len(chosen) == len(images):
         torch.clamp(operation.apply(images, draw.__getitem__, config), 0, 1, out=images)
     elif len(chosen):
-        index = chosen.to(images.device)
+        index = sent(chosen, images.device)
         changed = operation.apply(images.index_select(0, index), lambda choice: draw[choice][chosen], config)
         images.index_copy_(0, index, changed.clamp_(0, 1))
 
@@ -201,18 +201,18 @@ def _jitter(images: Tensor, choices: Callable[[str], Tensor], config: Views) -> 
         by = order[place, turn].argsort(kind="stable")
         place = place[by]
         if len(images) > 1:
-            images = images.index_select(0, torch.from_numpy(by).to(images.device))
+            images = images.index_select(0, sent(torch.from_numpy(by), images.device))
         ends = order[place, turn].searchsorted(range(1, len(adjustments) + 1)).tolist()
         for number, (adjust, start, end) in enumerate(zip(adjustments.values(), [0, *ends], ends, strict=False)):
             if start < end:
                 alike = images[start:end]
                 strength = torch.from_numpy(strengths[number, place[start:end]])
                 torch.clamp(adjust(alike, strength), 0, 1, out=alike)
-    return images.index_select(0, torch.from_numpy(place.argsort()).to(images.device)) if len(images) > 1 else images
+    return images.index_select(0, sent(torch.from_numpy(place.argsort()), images.device)) if len(images) > 1 else images
 
 
 def _per_image(value: PerImage, images: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=images.dtype, device=images.device).reshape(-1, 1, 1, 1)
+    return sent(torch.as_tensor(value, dtype=images.dtype), images.device).reshape(-1, 1, 1, 1)
 
 
 def adjust_brightness(images: Tensor, delta: PerImage) -> Tensor:
@@ -249,7 +249,8 @@ def adjust_hue(images: Tensor, delta: PerImage) -> Tensor:
     sixths.add_(6 * _per_image(delta, images))
     sixths.sub_((sixths / 6).floor_().mul_(6))
     # Each channel's share of the chroma is a trapezoid over the hue circle: |h - 3| - 1, 2 - |h - 2|, 2 - |h - 4|.
-    peak, sign, offset = images.new_tensor([[3, 2, 4], [1, -1, -1], [-1, 2, 2]])[..., None, None].unbind()
+    trapezoids = torch.tensor([[3, 2, 4], [1, -1, -1], [-1, 2, 2]], dtype=images.dtype)
+    peak, sign, offset = sent(trapezoids, images.device)[..., None, None].unbind()
     share = (sixths - peak).abs_().mul_(sign).add_(offset).clamp_(0, 1)
     return share.mul_(chroma).add_(value - chroma)
 
@@ -326,7 +327,9 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def _normalize_(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    return images.sub_(images.new_tensor(mean).view(-1, 1, 1)).div_(images.new_tensor(std).view(-1, 1, 1))
+    both = torch.tensor([list(mean), list(std)], dtype=images.dtype)
+    means, deviations = sent(both, images.device)[..., None, None].unbind()
+    return images.sub_(means).div_(deviations)
 
 
 COLOUR: dict[str, dict[str, Adjust]] = {

@@ -11,11 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from byol import method, objectives, optim, presets
-from byol.algorithm import average_gradients
+from byol import engines, method, objectives, optim, presets
+from byol.algorithm import Pass, average_gradients, update
 from byol.config import apply
 from byol.networks import OptimalLinear
 from byol.parallel import collectives, norms, processes
+from byol.run.machine import Machine
 from tests.conftest import TINY
 
 TIMEOUT = 30.0
@@ -167,23 +168,51 @@ def gradients_agree() -> None:
         torch.manual_seed(1)
         whole = [torch.rand(16, 3, 16, 16).to(dtype) for _ in range(2)]
         expected = passed(encoder, whole)
-        with processes.joined(False, TIMEOUT):
-            found = passed(encoder, [mine(view) for view in whole])
-        errors = [float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)]
-        print(json.dumps({"encoder": encoder, "type": str(dtype), "gradient": errors[0], "statistics": errors[1]}))
-        assert errors[0] <= of_gradient, errors
-        assert errors[1] <= of_statistics, errors
+        for shard in (False, True):
+            with processes.joined(False, TIMEOUT):
+                found = passed(encoder, [mine(view) for view in whole], shard)
+            errors = [float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)]
+            told = {"encoder": encoder, "type": str(dtype), "gradient": errors[0], "statistics": errors[1]}
+            print(json.dumps(told | {"shard": shard}))
+            assert errors[0] <= of_gradient, errors
+            assert errors[1] <= of_statistics, errors
 
 
-def passed(encoder: str, views: list[Tensor]) -> tuple[Tensor, Tensor]:
+def weights_are_in_parts() -> None:
+    """Of every weight, its momentum and its target a process holds no more than its part, rounded up."""
+    config = apply(presets.cifar10_cpu(), TINY | {"network.width": 0.25, "run.shard": True})
+    place = Machine("cpu", "float32", 1)
+    with processes.joined(False, TIMEOUT):
+        torch.manual_seed(0)
+        model = norms.synchronize(method.build(config.network), 0)
+        whole = sum(p.numel() for p in model.parameters())
+        optimizer, to_look_at = engines.shard(model, optim.build(model, config.optim), config, place)
+        assert (to_look_at is None) == (processes.rank() > 0)
+        engine = engines.engine(model, optimizer, config, place)
+        seen = [Pass(*torch.rand(2, 4, 3, 32, 32).unbind(), None)]
+        update(model, optimizer, seen, lr=0.1, tau=0.9, machine=place, engine=engine)
+        held = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
+        momentum = sum(v["momentum"].to_local().numel() for v in optimizer.state.values())
+        told = {"world": processes.world(), "share_of_weights": held / whole, "momentum": momentum / held}
+        print(json.dumps(told))
+        assert held / whole < 1.02 / processes.world()
+        assert momentum < held
+
+
+def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tensor, Tensor]:
     """All gradients, averaged over processes, and all running statistics after one pass."""
     config = apply(presets.cifar10_cpu(), TINY | {"network.encoder": encoder})
     torch.manual_seed(0)
     model = norms.synchronize(method.build(config.network).to(views[0].dtype), 0)
     optimizer = optim.build(model, config.optim)
-    for orders in model.orders(*views):
+    place = Machine("cpu", "float64" if views[0].dtype == torch.float64 else "float32", 1)
+    if shard and processes.world() > 1:
+        optimizer, _ = engines.shard(model, optimizer, config, place)
+    engine = engines.engine(model, optimizer, apply(config, {"run.shard": shard}), place)
+    for orders in model.orders(views[0], views[1], engine=engine):
         model.loss(orders).backward()
-    average_gradients(optimizer, 1)
-    grads = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+    average_gradients(optimizer, 1, left=engine.left)
+    learned = [p.grad for p in model.parameters() if p.grad is not None]
+    grads = [(g.full_tensor() if hasattr(g, "full_tensor") else g).reshape(-1) for g in learned]
     stats = [b.reshape(-1) for b in model.buffers() if b.is_floating_point()]
     return torch.cat(grads).double(), torch.cat(stats).double()

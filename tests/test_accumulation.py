@@ -111,9 +111,9 @@ def test_equal_passes_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     taus: list[float] = []
     update_target = method.Method.update_target
 
-    def counted(self: method.Method, tau: float) -> None:
+    def counted(self: method.Method, tau: float, finite: Tensor | None = None) -> None:
         taus.append(tau)
-        update_target(self, tau)
+        update_target(self, tau, finite)
 
     monkeypatch.setattr(method.Method, "update_target", counted)
     once, often = build(), build()
@@ -189,7 +189,7 @@ def test_bf16_autocast_keeps_the_weights_and_loss_single() -> None:
         optimizer = lars(model)
         seen = Pass(*(v.float() for v in views()[:2]), views().labels)
         machine = Machine("cpu", precision, 1)
-        found.append(update(model, optimizer, [seen], lr=0.1, tau=0.9, machine=machine).loss)
+        found.append(update(model, optimizer, [seen], lr=0.1, tau=0.9, machine=machine).read().loss)
         assert {v.dtype for v in state(model, optimizer)} == {torch.float32}
     assert found[0] == pytest.approx(found[1], abs=0.1)
     assert found[0] != found[1]

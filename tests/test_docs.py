@@ -55,6 +55,9 @@ NOT_RUN = {
     "make test": "runs this test",
     "pip install .": "tests/test_package.py installs the wheel",
     "torchrun --nproc-per-node 8 -m byol pretrain ./images --preset paper-300 --out runs/mine": "eight GPUs",
+    "torchrun --nproc-per-node 8 -m byol pretrain ./images --preset paper-300 --run.shard"
+    " --out runs/mine": "eight GPUs",
+    "byol check-gpu --out gpu-report.json": "a GPU; tests/test_device.py runs it on a pretended one",
     "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint first:29500 -m byol pretrain ./images"
     " --preset paper-300 --out runs/big": "two machines",
     "torchrun --nproc-per-node 8 --max-restarts 100 -m byol pretrain ./images --preset paper-300"

@@ -145,7 +145,7 @@ def test_a_step_without_negatives_is_the_step_of_byol() -> None:
         ("as configured", Objective(name="info-nce", temperature=0.07, scale=3.0, beta=0.4), None),
     ):
         model = build(objective=objective)
-        loss = update(model, lars(model), [seen], lr=0.1, tau=0.9, beta=beta, machine=HERE).loss
+        loss = update(model, lars(model), [seen], lr=0.1, tau=0.9, beta=beta, machine=HERE).read().loss
         found[name] = loss, torch.cat([p.detach().flatten() for p in model.parameters()])
     assert found["faded"][0] == pytest.approx(found["byol"][0] - 3 * 4, rel=1e-12)
     torch.testing.assert_close(found["faded"][1], found["byol"][1], rtol=1e-9, atol=1e-11)
@@ -322,4 +322,4 @@ def test_optimal_predictor_under_autocast_and_nan() -> None:
     assert out[0].prediction.dtype == torch.float32
     seen.view1[0, 0, 0, 0] = float("nan")
     with pytest.raises(Diverged, match="the loss is nan"):
-        update(model, lars(model), [seen], lr=0.1, tau=0.9, machine=Machine("cpu", "float32", 1))
+        update(model, lars(model), [seen], lr=0.1, tau=0.9, machine=Machine("cpu", "float32", 1)).read()

@@ -54,7 +54,7 @@ def lars(model: method.Method) -> torch.optim.Optimizer:
 
 
 def step(model: method.Method, optimizer: torch.optim.Optimizer, *passes: Pass, tau: float = 0.9) -> Step:
-    return update(model, optimizer, passes, lr=0.5, tau=tau, machine=HERE)
+    return update(model, optimizer, passes, lr=0.5, tau=tau, machine=HERE).read()
 
 
 def values(module: nn.Module) -> list[Tensor]:

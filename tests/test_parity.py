@@ -113,7 +113,7 @@ def test_steps_of_the_reference_code(trace: np.lib.npyio.NpzFile) -> None:
         tau = schedules.target_decay(step, base=meta["base_ema"], total_steps=meta["K"])
         assert lr == pytest.approx(log["learning_rate"], rel=1e-6, abs=1e-12)
         assert tau == pytest.approx(log["tau"], rel=1e-6)
-        seen = update(model, optimizer, [views(trace, step)], lr=lr, tau=tau, machine=place)
+        seen = update(model, optimizer, [views(trace, step)], lr=lr, tau=tau, machine=place).read()
         assert seen.loss == pytest.approx(log["repr_loss"], rel=1e-5)
         assert seen.probe_loss == pytest.approx(log["classif_loss"], rel=1e-5)
         assert seen.probe_accuracy == pytest.approx(log["top1_accuracy"], abs=1e-9)

@@ -31,16 +31,8 @@ from byol.errors import (
 from byol.run import signals
 from byol.run.progress import complain, console, kept, send, silent, tell
 
-WITH_FIELDS = (
-    "pretrain",
-    "doctor",
-    "views",
-    "plan",
-    "launch",
-    "table",
-    "tune",
-    "evaluate",
-)  # they take config fields
+# Verbs that take config fields.
+WITH_FIELDS = ("pretrain", "doctor", "views", "plan", "launch", "table", "tune", "evaluate")
 EVERYWHERE = ("--debug", "--quiet", "--json")  # flags that every verb takes, besides --plugin FILE
 TRAINING = ("pretrain", "table", "tune", "demo", "evaluate")  # verbs whose memory depends on the config
 

@@ -1,4 +1,4 @@
-"""The verbs for more than one machine: plan, launch."""
+"""The verbs for other machines than a desk's: plan, check-gpu, launch."""
 
 from __future__ import annotations
 
@@ -72,6 +72,50 @@ def plan(
             ]
         )
     )
+
+
+@app.command(name="check-gpu", group=LOOK)
+def check_gpu(
+    *,
+    out: Path = Path("gpu-report.json"),
+    encoder: str = "resnet50",
+    resolution: int = 224,
+    batch: int = 64,
+    steps: int = 20,
+    compile: bool = True,
+) -> None:
+    """Check this machine's GPU once, and write a report to send back.
+
+    Steps on CPU and GPU are compared; waits, speed with and without compiling, and memory are measured.
+
+    Parameters
+    ----------
+    out
+        The report, a JSON file.
+    encoder
+        Of the steps that are timed.
+    resolution
+        Their images' side in pixels.
+    batch
+        Their images.
+    steps
+        How many are timed.
+    compile
+        Also time compiled steps, which takes minutes.
+    """
+    if steps < 1:
+        raise UsageError("--steps must be at least 1.")
+    from byol.config import Config, apply
+
+    settings: dict[str, str | int | float] = {
+        "network.encoder": encoder,
+        "data.resolution": resolution,
+        "optim.batch": batch,
+    }
+    apply(Config(), settings, "flags")
+    from byol.explore import gpu
+
+    gpu.check(out, settings, steps, compile)
 
 
 @app.command(group=TRAIN)

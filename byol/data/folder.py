@@ -97,7 +97,8 @@ def holds_shards(folder: str) -> bool:
             name = entry.name.lower()
             if name.startswith("."):
                 continue
-            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS or format_of(name):
+            scan = format_of(name) is not None and not name.endswith((".npy", ".npz"))  # shards have an index beside
+            if entry.is_dir() or name.rpartition(".")[2] in EXTENSIONS or scan:
                 return False
             tars |= name.endswith(".tar")
     return tars

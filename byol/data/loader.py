@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from byol import views
 from byol.config import Config, Plan
-from byol.crops import scale_of, shrink
+from byol.crops import scale_of, sent, shrink
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
 from byol.parallel import processes
@@ -344,13 +344,25 @@ def _labels(images: Images, indices: np.ndarray) -> Tensor | None:
 def batches(
     images: Images, config: Config, plan: Plan, first_step: int, device: torch.device, count: int = 2
 ) -> Generator[Crops, None, None]:
-    """This process's slice of every pass from `first_step` to the end; `count` views of each image."""
+    """This process's slice of every pass from `first_step` to the end, on the device; `count` views of each image."""
+    passes = _batches(images, config, plan, first_step, device, count)
+    if device.type != "cuda":
+        yield from passes
+        return
+    from byol.data.transfer import beside
+
+    yield from beside(passes, device)
+
+
+def _batches(
+    images: Images, config: Config, plan: Plan, first_step: int, device: torch.device, count: int
+) -> Generator[Crops, None, None]:
     stream = Stream(images, config, plan, count)
     passes = range(first_step * plan.accumulate, plan.steps * plan.accumulate)
     if images.pixels is not None:
         for k in passes:
             indices, draws = stream.draw(k)
-            batch = images.pixels[torch.as_tensor(indices)].to(device)
+            batch = sent(images.pixels[torch.as_tensor(indices)], device)
             size, scale = config.data.resolution, scale_of(config.data)
             crops = tuple(views.crop(batch, draw, config.views, size, scale) for draw in draws)
             yield Crops(crops, draws, _labels(images, indices), [])

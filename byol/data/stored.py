@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from PIL import ImageFile
 
 PLAIN = Reading()
+# Pillow keeps 8 bits of 16-bit colours: the high ones, or the low ones if the two bytes are said to be swapped.
+DEEP_COLOURS = ("RGB;16B", "RGB;16L")
 LUMA = (19595, 38470, 7471)  # of 65536: the weights with which Pillow makes colours grey
 LOOKED_AT = 4  # images that tell whether a data set has the channels that are wanted
 COLOURS = (1, 3, 4)  # channels of an 8-bit picture: grey, colours, colours with transparency
@@ -58,7 +60,29 @@ def _is_tiff(file: BinaryIO) -> bool:
 
 def _looked(file: BinaryIO, max_megapixels: float, which: int = 0) -> Tensor:
     """By Pillow."""
+    if _is_deep_png(file):
+        high, low = (_bytes_of(file, max_megapixels, raw) for raw in DEEP_COLOURS)
+        return torch.from_numpy((high.astype(np.uint16) << 8 | low).transpose(2, 0, 1).copy())
     return decode.looked(file, max_megapixels, partial(_page, which) if which else _pixels)
+
+
+def _is_deep_png(file: BinaryIO) -> bool:
+    """Whether a file is a PNG of 16-bit colours, by its first bytes."""
+    start = file.read(26)
+    file.seek(0)
+    return start[:8] == b"\x89PNG\r\n\x1a\n" and start[24:] == b"\x10\x02"  # bits, and colours without transparency
+
+
+def _bytes_of(file: BinaryIO, max_megapixels: float, raw: str) -> np.ndarray:
+    """(H, W, 3), upright: of every 16-bit value the one byte that Pillow keeps when it takes it for `raw`."""
+
+    def look(image: ImageFile.ImageFile) -> np.ndarray:
+        image.tile = [tile._replace(args=raw) for tile in image.tile]
+        decode.load(image)
+        return decode.upright(np.asarray(image), image)
+
+    file.seek(0)
+    return decode.looked(file, max_megapixels, look)
 
 
 def _page(which: int, image: ImageFile.ImageFile) -> Tensor:
@@ -151,4 +175,7 @@ def require_channels(source: Source, data: Data) -> None:
 
 def read_as(data: bytes | BinaryIO, config: Data, name: str | bytes = "") -> Tensor:
     """One image outside a source, as a settled config wants it."""
-    return fit(read_stored(data, config.max_megapixels, name), config.channels or 3, is_eight_bit(config))
+    from byol.data.samples import reading_of  # which reads whole folders by what is here
+
+    stored = read_stored(data, config.max_megapixels, name, reading=reading_of(config))
+    return fit(stored, config.channels or 3, is_eight_bit(config))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from byol import networks, views
 from byol.config import Config, Optim, View, Views, resolve
-from byol.crops import scale_of
+from byol.crops import scale_of, sent
 from byol.data.loader import Crops, Images, batches, fits, prepare, worker_count
 from byol.data.parts import Metric, Part, Task, as_source, joined
 from byol.evals.encoder import Encoder
@@ -55,13 +55,13 @@ def passes(
 
 def view_of(batch: Crops, config: Config, encoder: Encoder, number: int = 0) -> Tensor:
     """Normalized images (B, 3, S, S) of one view, T (0) or T' (1), where the encoder computes."""
-    view = views.finish_(batch.crops[number].to(encoder.place.device), batch.draws[number], config.views)
+    view = views.finish_(sent(batch.crops[number], encoder.place.device), batch.draws[number], config.views)
     return encoder.place.images(view, config)
 
 
 def labels_of(batch: Crops, encoder: Encoder) -> Tensor:
     assert batch.labels is not None
-    return batch.labels.to(encoder.place.device)
+    return sent(batch.labels, encoder.place.device)
 
 
 def classifier(encoder: nn.Module, features: int, classes: int, seed: int) -> nn.Sequential:

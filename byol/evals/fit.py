@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from byol import optim, schedules
+from byol.algorithm import Late, Outcome
 from byol.errors import Diverged
 from byol.evals.encoder import Encoder
 from byol.run.progress import bar
@@ -60,23 +60,30 @@ def fit(
     of their own, trained together, each with its learning rate `peak`: the caller looks which of them diverged.
     """
     model.train().to(**encoder.place.placement(encoder.config))
+    lost = f"{title} diverged: the loss is no longer finite. Lower the learning rate."
     usual = optim.parameter_groups(model, recipe.weight_decay)
     optimizer = torch.optim.SGD(groups or usual, lr=0.0, momentum=0.9, nesterov=recipe.nesterov)
+    late = Late()
     with contextlib.closing(batches), bar(title, recipe.steps, "images", units_each=recipe.batch) as shown:
         for step, batch in enumerate(batches):
             loss = loss_of(model, batch, step)
-            if not math.isfinite(loss.item()):
-                raise Diverged(f"{title} diverged: the loss is no longer finite. Lower the learning rate.")
+            late.add(step, Outcome(loss.detach()[None]))
+            for _, outcome, _ in late.good():
+                shown.text = f"loss {outcome.values()[0]:.3f} lr {optimizer.param_groups[0]['lr']:.3g}"
+            if late.wrong:  # on a GPU a step later, when the weights of a model that is thrown away have changed too
+                raise Diverged(lost)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             for group in optimizer.param_groups:
                 group["lr"] = rate(recipe, step, group.get("peak", recipe.lr))
             optimizer.step()
-            shown.advance(text=f"loss {loss.item():.3f} lr {optimizer.param_groups[0]['lr']:.3g}")
+            shown.advance()
+    if not all(outcome.finite for _, outcome, _ in late.all()):
+        raise Diverged(lost)
     if groups is None and not finite(model):
         raise Diverged(f"{title} diverged: the weights are no longer finite. Lower the learning rate.")
 
 
 def finite(module: nn.Module) -> bool:
     """Whether every weight and statistic is a number: scores of a broken network would all look right."""
-    return all(bool(value.isfinite().all()) for value in module.state_dict().values())
+    return bool(torch.stack([value.isfinite().all() for value in module.state_dict().values()]).all())

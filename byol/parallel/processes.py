@@ -268,9 +268,8 @@ def together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo and the store have no error type of their own
-        if not isinstance(error, dist.DistError) and not GONE.search(str(error)):
+        if _job is None or (not isinstance(error, dist.DistError) and not GONE.search(str(error))):
             raise
-        assert _job
         raise _found(_job.store, error) from None
 
 

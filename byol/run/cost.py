@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from byol import method, networks
+from byol import method, networks, optim
 from byol.algorithm import Pass, update
-from byol.config import Config
-from byol.errors import Diverged, UsageError, nearest
+from byol.config import Config, Optim
+from byol.errors import UsageError, nearest
+from byol.parallel import processes
 from byol.run import machine
 from byol.run.machine import Machine
 
@@ -178,17 +179,20 @@ def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pac
     count = max(2, min(most, TIMED_PIXELS // size**2))
     view = place.images(torch.rand(count, config.network.channels, size, size), config)
     labels = torch.zeros(count, dtype=torch.long, device=place.device) if model.classifier is not None else None
-    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optim.OPTIMIZERS["sgd"]([{"params": learned}], Optim(momentum=0.0))
     seconds: list[float] = []
     least, worked = TIMED_STEPS[0] + 1, 0.0
-    while len(seconds) < least or (len(seconds) <= TIMED_STEPS[1] and sum(seconds[1:]) < TIMED_SECONDS):
+    more = True
+    while more:
         began, cpu = time.perf_counter(), time.process_time()
-        with suppress(Diverged):  # of noise: whether the run diverges is for the run to find out
-            update(model, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
+        update(model, optimizer, [Pass(view, view, labels)], lr=0.0, tau=1.0, machine=place)
         if place.device.type == "cuda":
             torch.cuda.synchronize()
         worked += time.process_time() - cpu if seconds else 0.0
         seconds.append(time.perf_counter() - began)
+        more = len(seconds) < least or (len(seconds) <= TIMED_STEPS[1] and sum(seconds[1:]) < TIMED_SECONDS)
+        (more,) = processes.any_of(more)  # all take as many steps, as in each of them they wait for each other
     return Pace(statistics.median_low(seconds[1:]) / count, worked / sum(seconds[1:]))
 
 

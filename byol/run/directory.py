@@ -24,6 +24,7 @@ from byol.data.address import is_remote, parse
 from byol.data.loader import Bad, BadList, Images
 from byol.data.source import Source
 from byol.errors import BadData, DiskError, OutputBusy, UsageError
+from byol.method import Method
 from byol.networks import check_encoder
 from byol.parallel import processes
 from byol.presets import Reason
@@ -78,7 +79,7 @@ class Request:
         if config.run.log:
             from byol.run import logs  # loggers are loaded when a run asks for some
 
-            logs.check(config.run.loggers)
+            logs.check(config.run.log)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -99,6 +100,7 @@ class Setup:
     given: dict[str, Given] = field(default_factory=dict)  # weights to begin with, by config field
     overwrite: bool = False  # whether the directory still holds an old run, which goes when this one begins
     started: float = field(default_factory=time.monotonic)
+    whole: Method | None = None  # where weights are in parts: the network that the first process looks at
     logs: Logs | None = None  # loggers of others, which only the first process has
 
     @property
@@ -121,6 +123,13 @@ class Setup:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
+
+    def open_logs(self, step: int) -> None:
+        """The loggers that the config names, whose room is entered only when there are some."""
+        if self.config.run.log and processes.rank() == 0:
+            from byol.run.logs import Logs
+
+            self.logs = Logs(self, step)
 
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""

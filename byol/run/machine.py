@@ -8,19 +8,23 @@ import functools
 import math
 import os
 import platform
+import random
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from byol import views
 from byol.config import Config
-from byol.errors import UsageError
+from byol.crops import sent
+from byol.errors import OutputBusy, UsageError
 from byol.run.progress import say
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -28,6 +32,7 @@ KEPT = 32 * 2**20  # where glibc's own threshold ends up
 MOST_AT_ONCE = 256
 # Where Linux says how much memory the processes of a container may have, in its second and its first version.
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_training = threading.Lock()  # held by the thread that trains
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -67,12 +72,39 @@ def represent(network: Callable[[Tensor], Tensor], pixels: Tensor, config: Confi
     """What a network gives for images (N, C, S, S), uint8 or in [0, 1]: float32 on the CPU."""
     results = []
     for chunk in pixels.split(place.at_once(pixels)):
-        unit = chunk.to(place.device).float()
+        unit = sent(chunk, place.device).float()
         unit = unit / 255 if chunk.dtype == torch.uint8 else unit
         scaled = views.normalize(unit, config.views.mean, config.views.std)
         with place.autocast():
-            results.append(network(place.images(scaled, config)).float().cpu())
-    return torch.cat(results) if results else torch.empty(0, 0)
+            results.append(network(place.images(scaled, config)).float())
+    return torch.cat(results).cpu() if results else torch.empty(0, 0)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Torch's number type, threads, flags and random numbers are one for the whole process: inside they are the run's,
+    no other thread may train, and afterwards they are as they were."""
+    if not _training.acquire(blocking=False):
+        raise OutputBusy("Another thread of this process is training, and torch's settings are shared: use a process.")
+    dtype, threads, fast = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+    exact, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(used), torch.inference_mode(False), torch.enable_grad():
+            torch.set_default_dtype(torch.float32)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = fast
+        torch.use_deterministic_algorithms(exact, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        random.setstate(python)
+        np.random.set_state(numbers)
+        _training.release()
 
 
 def choose(config: Config) -> Machine:

@@ -146,9 +146,10 @@ def _cost(request: Request, source: Source, config: Config, seen: Looks, few: La
     began = time.monotonic()
     read = len([image for _, image in loader.readable(source, range(min(16, len(source))))])
     reading = (time.monotonic() - began) / max(read, 1) * len(source) / config.run.threads
+    start = START + (search.JOB_START if request.jobs else 0.0)
     began = time.monotonic()
     values(untrained(config), seen, few)
-    return halving.Cost(step, time.monotonic() - began + reading + START, at_a_time(request.jobs))
+    return halving.Cost(step, time.monotonic() - began + reading + start, at_a_time(request.jobs))
 
 
 def untrained(config: Config) -> Encoder:

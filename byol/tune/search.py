@@ -26,6 +26,7 @@ from byol.tune.policies import Policy, apply, neighbours
 from byol.tune.trials import Labelled, Measured, Setting, cell, measured
 
 NAME = "tune.json"
+JOB_START = 8.0  # seconds until a process of its own begins to train
 OVER = 1.05  # times the budget, beyond which no trial begins
 
 
@@ -77,7 +78,9 @@ class Search:
     @property
     def spent(self) -> float:
         """Seconds on the clock of the plan and of all trials that are measured."""
-        return self.record.setup + sum(one.seconds for rung in self.rungs for one in rung.values()) / self.cost.together
+        start = JOB_START if self.where else 0.0
+        trials = [one.seconds + start for rung in self.rungs for one in rung.values()]
+        return self.record.setup + sum(trials) / self.cost.together
 
     def note(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)

@@ -53,9 +53,9 @@ def test_a_step_that_is_not_finite_is_left_out(
     seen: dict[int, bytes] = {}
     real = pretraining.guarded
 
-    def watching(state: State, setup: Any) -> Any:
+    def watching(state: State, *others: Any) -> Any:
         seen[state.step] = b"".join(t.numpy().tobytes() for t in state.method.state_dict().values())
-        return real(state, setup)
+        return real(state, *others)
 
     poisoned(monkeypatch, 3)
     monkeypatch.setattr(pretraining, "guarded", watching)
@@ -127,7 +127,7 @@ def other(value: Any, kind: Any, metadata: Any) -> Any:
 FREE = {
     *("data.workers", "data.prefetch", "data.cache", "data.cache_gb", "optim.epochs"),
     *("run.checkpoint_seconds", "run.checkpoint_steps", "run.keep", "run.log_every", "run.log"),
-    *("run.recompute", "run.timeout"),
+    *("run.recompute", "run.shard", "run.timeout"),
 }
 
 

@@ -18,6 +18,7 @@ from byol.config import Config, Data, apply
 from byol.data.address import FILES, parse
 from byol.data.formats import FORMATS
 from byol.data.formats import format as form
+from byol.data.shards.writing import shard
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, Interrupted, UsageError
 from byol.explore import doctor
@@ -121,6 +122,23 @@ def test_a_file_of_several_images_is_data_by_itself(tmp_path: Path) -> None:
     assert parse(str(root / "all.h5"), "").check().kind == "folder"
     with pytest.raises(UsageError, match=r"There is no folder .*none\.h5"):
         parse(str(root / "none.h5"), "").check()
+
+
+def test_shards_of_deep_files(tmp_path: Path) -> None:
+    """Breaks if an image of another format is lost or changed on its way through shards, or slices are cut to one."""
+    content = {f"{n}.dcm": files.dicom(numbers((9, 7 + n), "i2"), RescaleIntercept=-5) for n in range(3)}
+    for kind, folder in (
+        ("dcm", content),
+        ("npy", {f"{n}.npy": files.npy(numbers((5, 9, 7 + n), "u2")) for n in range(3)}),
+    ):
+        root = folder_of(tmp_path / kind, folder)
+        shard(root, tmp_path / f"{kind}-shards", 10**6)
+        before, after = named(opened(root, voi="none")), named(opened(tmp_path / f"{kind}-shards", voi="none"))
+        assert list(before) == list(after)
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    volumes = folder_of(tmp_path / "volumes", {"a.nii": files.nifti(numbers((6, 7, 3), "i2"))})
+    with pytest.raises(UsageError, match="several images, which are not sharded"):
+        shard(volumes, tmp_path / "none", 10**6)
 
 
 @pytest.mark.parametrize(

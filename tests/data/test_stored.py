@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from byol.data.decode import decode
 from byol.data.source import BadImage, Source
 from byol.data.stored import fit, fitted, grey, read_stored, require_channels
 from byol.errors import BadData
+from tests.data.test_decode import png
 
 DEEP = (np.arange(48).reshape(6, 8) * 1365).astype(np.uint16)  # up to 64155
 
@@ -37,6 +39,17 @@ def test_deep_grey_keeps_16_bits(tmp_path: Path, suffix: str) -> None:
     source = fitted(found, settled.data)
     for number in range(4):
         np.testing.assert_array_equal(source.read(number)[0].numpy(), DEEP + number)
+
+
+def test_deep_colours_keep_16_bits(tmp_path: Path) -> None:
+    """Breaks if one byte of a 16-bit colour is lost or taken for the other: the file is written by hand."""
+    colours = np.random.default_rng(3).integers(0, 65536, (6, 9, 3)).astype(np.uint16)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
+    (tmp_path / "deep.png").write_bytes(png(9, 6, 16, 2, zlib.compress(rows)))
+    with open(tmp_path / "deep.png", "rb") as file:
+        np.testing.assert_array_equal(read_stored(file, 64.0, "deep.png").numpy(), colours.transpose(2, 0, 1))
+    shown = data.open_source(str(tmp_path), Data()).read(0)
+    assert int((shown.int() - decode((tmp_path / "deep.png").read_bytes()).int()).abs().max()) <= 1
 
 
 def test_deep_grey_among_pictures_becomes_8_bit_colours(tmp_path: Path) -> None:

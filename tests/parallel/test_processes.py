@@ -72,6 +72,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "losses": {"world": 2, "check": "losses_agree"},
         "exchanges": {"world": 2, "check": "exchanges_agree"},
         "gradients": {"world": 2, "check": "gradients_agree"},
+        "shares": {"world": 2, "check": "weights_are_in_parts"},
     }
     for passes in (1, 2):
         for world in (1, 2, 4):
@@ -104,12 +105,25 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     single = SMALL | {"run.precision": "float32", "optim.batch": 16, "optim.epochs": 12.5} | SMOOTH
     for world in (1, 2):
         jobs[f"fifty {world}"] = {"world": world, "command": command(place / f"fifty {world}", single)}
+    parts = twelve | {"run.shard": True}
+    jobs["parts"] = {"world": 2, "command": command(place / "parts", parts)}
+    killed = command(place / "parts killed", parts)
+    jobs["parts killed"] = {"world": 2, "command": killed, "mischief": "SIGKILL", "rank": 1, "step": 6, "seconds": 100}
+    jobs["parts killed again"] = {"world": 2, "command": killed}
+    for name, first, then in (("parts left", 2, 1), ("parts begun", 1, 2)):
+        begun, goes_on = (command(place / name, parts if world == 2 else twelve) for world in (first, then))
+        jobs[name] = {"world": first, "command": begun, "mischief": "SIGTERM", "rank": 0, "step": 6}
+        jobs[f"{name} again"] = {"world": then, "command": goes_on}
+    if LONG:
+        for passes in (1, 2):
+            asked = command(place / f"parts 4x{passes}", twenty | {"optim.accumulate": passes, "run.shard": True})
+            jobs[f"parts 4x{passes}"] = {"world": 4, "command": asked, "seconds": 300}
     jobs["odd"] = {"world": 3, "command": command(place / "odd", twelve)}
     results = several.run([job | {"place": str(place)} for job in jobs.values()], 2500 if LONG else 800)
     return dict(zip(jobs, results, strict=True)) | {"place": place}
 
 
-@pytest.mark.parametrize("name", ["norms", "losses", "exchanges", "gradients"])
+@pytest.mark.parametrize("name", ["norms", "losses", "exchanges", "gradients", "shares"])
 def test_what_processes_compute_together(ended: dict[str, Any], name: str) -> None:
     """Breaks if statistics, negatives, a solved predictor or their gradients are not those of the whole batch (G8)."""
     assert not any(ended[name]["codes"]), "\n".join(ended[name]["errors"])
@@ -130,6 +144,26 @@ def test_the_number_of_processes_does_not_change_the_run(ended: dict[str, Any], 
         for line, other in zip(lines, expected, strict=True):
             assert line == pytest.approx(other, rel=1e-5, abs=1e-8)
     assert distance(ended["place"] / "1x1", ended["place"] / "1x2") > 1e-3  # accumulation does, by its statistics
+
+
+def test_weights_in_parts_are_the_same_run(ended: dict[str, Any]) -> None:
+    """Breaks if FSDP2's processes end with other weights than whole ones, or a kill among them changes a bit."""
+    assert ended["parts"]["codes"] == ended["parts killed again"]["codes"] == [0, 0], ended["parts"]["errors"]
+    assert ended["parts killed"]["codes"] == [75, -signal.SIGKILL]
+    assert distance(ended["place"] / "whole", ended["place"] / "parts") < 1e-9
+    assert same_end(ended["place"] / "parts", ended["place"] / "parts killed")
+    for passes in (1, 2) if LONG else ():
+        assert ended[f"parts 4x{passes}"]["codes"] == [0] * 4
+        assert distance(ended["place"] / f"1x{passes}", ended["place"] / f"parts 4x{passes}") < 1e-9
+
+
+@pytest.mark.parametrize("name", ["parts left", "parts begun"])
+def test_a_run_may_go_on_in_parts_or_whole(ended: dict[str, Any], name: str) -> None:
+    """Breaks if a checkpoint of parts holds anything but whole tensors, or momentum is not handed out with them."""
+    assert set(ended[name]["codes"]) == {75}, ended[name]["errors"]
+    assert set(ended[f"{name} again"]["codes"]) == {0}, ended[f"{name} again"]["errors"]
+    assert "Resuming at step 6 of 12" in ended[f"{name} again"]["errors"][0]
+    assert distance(ended["place"] / "whole", ended["place"] / name) < 1e-9
 
 
 def test_only_the_first_process_speaks(ended: dict[str, Any]) -> None:

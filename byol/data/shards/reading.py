@@ -18,6 +18,8 @@ from byol.data import places
 from byol.data.address import Address, is_pattern, is_remote
 from byol.data.decode import printable, visible
 from byol.data.folder import Paths, check_size, choose_part, split_names
+from byol.data.formats import Reading
+from byol.data.samples import reading_of
 from byol.data.shards.index import INDEX, Index, Manifest, indexed, keep, load_index, read_manifest
 from byol.data.source import BadImage, Source
 from byol.data.stored import read_stored
@@ -71,15 +73,15 @@ def open_shards(spec: str, config: Data) -> Source:
     opened = Opened(tuple(shards), stamps, index, cache, remote and config.shuffle == "shards", config.cache_gb * 1e9)
     if remote:
         _advise(spec, opened, sizes, config)
-    return _source(printable(spec), opened, config.max_megapixels)
+    return _source(printable(spec), opened, config)
 
 
-def _source(name: str, opened: Opened, max_megapixels: float) -> Source:
+def _source(name: str, opened: Opened, config: Data) -> Source:
     index = opened.index
     return Source(
         name=name,
         count=len(index.shard),
-        read=partial(_read, opened, max_megapixels),
+        read=partial(_read, opened, config.max_megapixels, reading_of(config)),
         describe=partial(_describe, index.names),
         labels=index.labels,
         classes=index.classes,
@@ -88,7 +90,7 @@ def _source(name: str, opened: Opened, max_megapixels: float) -> Source:
     )
 
 
-def _read(opened: Opened, max_megapixels: float, number: int) -> torch.Tensor:
+def _read(opened: Opened, max_megapixels: float, reading: Reading, number: int) -> torch.Tensor:
     index = opened.index
     if not 0 <= number < len(index.size):
         raise IndexError(f"image {number} of {len(index.size)}")
@@ -103,7 +105,7 @@ def _read(opened: Opened, max_megapixels: float, number: int) -> torch.Tensor:
     flaw = _flaw(data, size, crc)
     if flaw:
         raise BadImage(flaw)
-    return read_stored(data, max_megapixels, _describe(index.names, number))
+    return read_stored(data, max_megapixels, _describe(index.names, number), reading=reading)
 
 
 def _flaw(data: bytes, size: int, crc: int) -> str:

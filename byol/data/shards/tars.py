@@ -20,6 +20,7 @@ MOST = 1 << 62  # that an array of sizes can hold
 LONGEST = 1 << 20  # of a name in a header of its own
 SMALL = {"cls": 256, "json": 1 << 16}  # members that are read on the way, and the most that they may hold
 NO_DATA = b"123456"  # links, devices, folders and pipes
+ARRAYS = ("npy", "dcm", "dicom")  # one image each, where a sample has no picture
 EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
@@ -94,7 +95,8 @@ def samples(file: BinaryIO, size: int, extensions: frozenset[str], checksums: bo
 def _sample(
     file: BinaryIO, key: bytes, group: dict[str, Member], extensions: frozenset[str], checksums: bool
 ) -> Iterator[Sample]:
-    images = [e for e in group if e.rpartition(".")[2] in extensions]
+    endings = {e: e.rpartition(".")[2] for e in group}
+    images = [e for e in group if endings[e] in extensions] or [e for e in group if endings[e] in ARRAYS]
     if not images:
         return
     image = group[min(images, key=len)]  # jpg before left.jpg

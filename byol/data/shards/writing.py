@@ -14,8 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from byol.config import Data
 from byol.data.decode import open_image, printable
 from byol.data.folder import MANIFEST, Paths, joined, listed, parts_of
+from byol.data.formats import format_of
+from byol.data.samples import of_folder
 from byol.data.shards.index import (
     INDEX,
     Index,
@@ -84,6 +87,7 @@ def shard(folder: Path, out: Path, shard_bytes: int, shuffle: bool = True, overw
 
 def _folder_job(root: Path, shard_bytes: int, shuffle: bool) -> Job:
     paths, labels, classes = listed(root)
+    _refuse_several(root, paths)
     count, total, digest = len(paths.ends), 0, hashlib.sha256(repr(classes).encode())
     with bar(f"Looking at {printable(root)}", count, "files") as shown:
         for i in range(count):
@@ -95,6 +99,15 @@ def _folder_job(root: Path, shard_bytes: int, shuffle: bool) -> Job:
             digest.update(paths[i] + b"\0" + stamp + b"\0")
             shown.advance()
     return Job(printable(root), paths, total, labels, classes, digest.hexdigest(), shard_bytes, shuffle)
+
+
+def _refuse_several(root: Path, paths: Paths) -> None:
+    """A shard stores files, each of which is one image."""
+    samples = of_folder(paths, Data())
+    for number in range(len(paths.ends)):
+        kind = format_of(paths[number])
+        if samples.ends is not None or (kind and kind.name not in ("TIFF", "DICOM", "NumPy")):
+            raise UsageError(f"{printable(root)} has files of several images, which are not sharded: train on them.")
 
 
 def _file(paths: Paths, place: int) -> bytes:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from byol import networks, views
 from byol.config import Data
+from byol.crops import sent
 from byol.data.dense.depths import open_depth
 from byol.data.loader import generator
 from byol.data.parts import Part, Sample, Task
@@ -161,7 +162,7 @@ def recolour(images: Tensor, spec: Depth, seed: int, step: int) -> Tensor:
 
 
 def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
-    depths = batch.depths.to(encoder.place.device)
+    depths = sent(batch.depths, encoder.place.device)
     return reverse_huber(model(normalized(batch.images, encoder)).float(), depths)
 
 
@@ -170,11 +171,10 @@ def reverse_huber(found: Tensor, depths: Tensor) -> Tensor:
 
     0 where a batch has no readings.
     """
-    error = (found - depths).abs()[depths > 0]
-    if not len(error):
-        return found.sum() * 0
+    read = depths > 0
+    error = (found - depths).abs() * read  # not picked out by the mask: a GPU would be asked how many there are
     c = (THRESHOLD * error.detach().max()).clamp(min=torch.finfo(error.dtype).tiny)
-    return torch.where(error <= c, error, (error**2 + c**2) / (2 * c)).mean()
+    return torch.where(error <= c, error, (error**2 + c**2) / (2 * c)).sum() / read.sum().clamp(min=1)
 
 
 class Prediction(NamedTuple):

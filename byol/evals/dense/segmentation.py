@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from byol import networks
 from byol.config import Data
+from byol.crops import sent
 from byol.data.dense.masks import open_masks
 from byol.data.parts import VOID, Part, Task
 from byol.errors import UsageError
@@ -112,7 +113,7 @@ def make_batch(crop: int, spec: Segmentation, colour: list[float], part: Part, r
 
 def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy a pixel, VOID left out; 0 where a batch has nothing else."""
-    masks = batch.masks.to(encoder.place.device).long()
+    masks = sent(batch.masks, encoder.place.device).long()
     losses = F.cross_entropy(
         model(normalized(batch.images.float() / 255, encoder)).float(), masks, ignore_index=VOID, reduction="sum"
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from byol import views
 from byol.config import Config
+from byol.crops import sent
 from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits, in_threads, worker_count
 from byol.data.parts import Part, Sample, Task, joined, of_samples
 from byol.data.source import BadImage
@@ -70,7 +71,7 @@ def train(
 def normalized(images: Tensor, encoder: Encoder) -> Tensor:
     """Images (B, 3, H, W) in [0, 1] as the encoder saw them in pretraining, where it computes."""
     config, place = encoder.config, encoder.place
-    return place.images(views.normalize(images.to(place.device), config.views.mean, config.views.std), config)
+    return place.images(views.normalize(sent(images, place.device), config.views.mean, config.views.std), config)
 
 
 class _Stream(torch.utils.data.Dataset[B]):
