@@ -1,4 +1,4 @@
-"""The verbs that make and use a model: fit, predict."""
+"""The verbs that make, use and pass on a model: fit, predict, push, pull."""
 
 from __future__ import annotations
 
@@ -152,3 +152,44 @@ def predict(
     from byol.models.predicting import predict as run
 
     return {"out": run(model, images, out, top=top, split=split, settings=settings)}
+
+
+@app.command(group=USE)
+def push(model: Path, to: str, *, private: bool = False) -> object:
+    """Send a model to a folder, a URL or the Hugging Face hub.
+
+    Weights as safetensors, records as JSON and the card; `byol pull` checks every byte of them.
+
+    Parameters
+    ----------
+    model
+        The folder of a model that `byol fit` made.
+    to
+        A folder, a URL such as s3://BUCKET/FOLDER, or hf:OWNER/NAME of the hub, where you are logged in.
+    private
+        On the hub, for you alone.
+    """
+    from byol.models import hub
+
+    hub.push(model, to, private)
+    return {"model": model, "to": to}
+
+
+@app.command(group=USE)
+def pull(place: str, *, out: Annotated[Path, Parameter(alias="-o")], overwrite: bool = False) -> object:
+    """Bring a model that was pushed, and check it.
+
+    Parameters
+    ----------
+    place
+        A folder, a URL such as https://HOST/FOLDER or s3://BUCKET/FOLDER, or hf:OWNER/NAME of the hub.
+    out
+        The folder for the model.
+    overwrite
+        Replace another model in the folder.
+    """
+    output.check_folder(out)
+    from byol.models import hub
+
+    hub.pull(place, out, overwrite)
+    return {"place": place, "out": out}

@@ -81,8 +81,8 @@ def parse(text: str, root: str | Path) -> Address:
     if text == "scenes" or (colon and kind in KINDS):
         match = PLACE_AND_SPLIT.fullmatch(rest)
         place, split = (match[1], match[2]) if match else (rest, "")
-        return Address(kind, text, _checked(local(place)), split)
-    place = _checked(local(text))
+        return Address(kind, text, checked(local(place)), split)
+    place = checked(local(text))
     if place in BENCHMARKS and (not Path(place).is_dir() or Path(place).resolve() == (Path(root) / place).resolve()):
         return Address("benchmark", text, place)
     return Address("shards" if names_shards(place) else "folder", text, place)
@@ -93,7 +93,7 @@ def local(place: str) -> str:
     return unquote(place.removeprefix("file://")) if place.startswith("file://") else place
 
 
-def _checked(place: str) -> str:
+def checked(place: str) -> str:
     """The place, unless it is a URL of a kind that is not opened here: a URL of fsspec can start programs, unpack
     archives and lead on to other URLs."""
     scheme, _, rest = place.partition("://")

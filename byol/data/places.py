@@ -19,7 +19,7 @@ from filelock import FileLock
 from byol.data.address import is_remote
 from byol.data.decode import printable
 from byol.data.source import BadImage
-from byol.errors import BadData, DiskError, UsageError
+from byol.errors import BadData, ByolError, DiskError, UsageError
 from byol.run.files import disk_error, open_regular, read_regular, replacing, user_cache
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def expand(spec: str) -> list[str]:
         if not re.search(r"[*?\[]", item):
             matches.append(item)
         elif is_remote(item):
-            files, path = _filesystem(item)
+            files, path = filesystem(item)
             matches += [files.unstrip_protocol(p) for p in sorted(_tried(item, partial(files.glob, path)))]
         else:
             matches += sorted(glob.glob(item), key=os.fsencode)
@@ -75,7 +75,7 @@ def names(folder: str) -> tuple[list[str], list[str]]:
         except OSError:
             return [], []
         return [n for n, is_folder in entries if not is_folder], [n for n, is_folder in entries if is_folder]
-    files, path = _filesystem(folder)
+    files, path = filesystem(folder)
     try:
         listing = _tried(folder, lambda: files.ls(path, detail=True))
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def below(folder: str, endings: tuple[str, ...]) -> list[str]:
     if not is_remote(folder):
         walk = sorted(os.path.join(at, name) for at, _, files_there in os.walk(folder) for name in files_there)
         return [path for path in walk if path.endswith(endings)]
-    files, path = _filesystem(folder)
+    files, path = filesystem(folder)
     paths = sorted(_tried(folder, lambda: files.find(path)))
     return [files.unstrip_protocol(p) for p in paths if p.endswith(endings)]
 
@@ -107,7 +107,7 @@ def status(place: str) -> tuple[int, str]:
         except OSError as error:
             raise BadData(f"Cannot read {printable(place)}: {error.strerror}.") from None
         return facts.st_size, f"{facts.st_size} {facts.st_mtime_ns}"
-    files, path = _filesystem(place)
+    files, path = filesystem(place)
     try:
         info = _tried(place, lambda: files.info(path))
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def read(place: str, start: int, size: int) -> bytes:
                 return os.pread(file.fileno(), size, start)
         except OSError as error:
             raise BadImage((error.strerror or "cannot be read").lower()) from None
-    files, path = _filesystem(place)
+    files, path = filesystem(place)
     try:
         return cast(bytes, _tried(place, lambda: files.cat_file(path, start=start, end=start + size)))
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def whole(place: str) -> bytes | None:
     try:
         if not is_remote(place):
             return read_regular(os.fsencode(place), MOST_INDEX_BYTES)
-        files, path = _filesystem(place)
+        files, path = filesystem(place)
         return cast(bytes, _tried(place, lambda: files.cat_file(path)))
     except FileNotFoundError:
         return None
@@ -150,7 +150,7 @@ def opened(place: str) -> BinaryIO:
     try:
         if not is_remote(place):
             return open_regular(os.fsencode(place))
-        files, path = _filesystem(place)
+        files, path = filesystem(place)
         return cast(BinaryIO, _tried(place, lambda: files.open(path, "rb", block_size=CHUNK)))
     except OSError as error:
         raise BadData(f"Cannot read {printable(place)}: {error.strerror or error}.") from None
@@ -195,13 +195,26 @@ def _download(place: str, target: BinaryIO) -> None:
     """From the start, because an attempt before this one may have ended halfway."""
     target.seek(0)
     target.truncate()
-    files, path = _filesystem(place)
+    files, path = filesystem(place)
     with files.open(path, "rb", block_size=CHUNK) as source:
         while data := source.read(CHUNK):
             try:
                 target.write(data)
             except OSError as error:
                 raise disk_error(Path(target.name), error, len(data)) from None
+
+
+def stream(place: str, take: Callable[[bytes], object]) -> None:
+    """The pieces of a file at a URL, in order and each once; `FileNotFoundError` when there is none."""
+    files, path = filesystem(place)
+    try:
+        with files.open(path, "rb", block_size=CHUNK) as source:
+            while piece := source.read(CHUNK):
+                take(piece)
+    except (FileNotFoundError, ByolError):
+        raise
+    except Exception as error:  # whatever the file systems of fsspec raise
+        raise DiskError(f"Cannot read {printable(place)}: {first_line(error)}. The same command tries again.") from None
 
 
 def _make_room(newest: Path, limit: float) -> None:
@@ -221,7 +234,7 @@ def _make_room(newest: Path, limit: float) -> None:
             total -= size
 
 
-def _filesystem(place: str) -> tuple[Any, str]:
+def filesystem(place: str) -> tuple[Any, str]:
     """fsspec's own object for it, asked for anew each time: it must not be carried over into a forked worker."""
     import fsspec
 
