@@ -179,6 +179,9 @@ RECIPES: dict[str, Figures] = {  # from given weights
     "lars": {"optim.encoder_lr": 0.3, "optim.head_epochs": 1, "optim.tau": 0.99},
     "adamw": ADAMW | {"optim.head_epochs": 1, "optim.encoder_lr": 0.5, "optim.tau": 0.99},
     "adamw, negatives that fade": FAST | {"optim.lr": 0.002, "optim.head_epochs": 1, "optim.encoder_lr": 0.5},
+    "full rate": FAST | {"optim.head_epochs": 0.5},
+    "full rate, twice the rate": FAST | {"optim.head_epochs": 0.5, "optim.lr": 0.008},
+    "full rate, 600 steps": FAST | {"optim.head_epochs": 0.5},
 }
 
 
@@ -202,7 +205,9 @@ def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -
         "start": {**scored(first.out, flowers, side=64), "steps": first.plan.steps},
     }
     for recipe, fields in RECIPES.items():
-        run = made(recipe, flowers, "flowers", 300, **{"network.init": str(first.out)}, **fields)
+        run = made(
+            recipe, flowers, "flowers", 600 if "600" in recipe else 300, **{"network.init": str(first.out)}, **fields
+        )
         here[recipe] = told(run, **scored(run.out / ENCODER, flowers, side=64))
         here[recipe]["best"] = scored(run.out / BEST, flowers, side=64)
     for steps in (300, 600, 1500):
@@ -296,7 +301,7 @@ def cells(cifar: Path, flowers: Path, count: Mapping[str, int], voc: Path) -> No
         answers = list(csv.DictReader(file))
     right = sum(row["file"].split("/")[0] == row["label"] for row in answers)
     found = {
-        "protocol_top1": protocol["transfer-linear"].test["top1"].mean,
+        "protocol_top1": protocol.test["top1"].mean,
         "fit_top1": model.facts.test["top1"],
         "predicted_right": right / len(answers),
         "predicted": len(answers),

@@ -434,6 +434,12 @@ def calibration(results: Path) -> str:
         lines.append(f"| {told} | {shown} | {lost['mean']:.1f} | {lost['largest']:.1f} | {each} |")
     held = "; ".join(f"{domain} {lost:.1f} by {name}" for domain, (name, lost) in found["held out"].items())
     lines += ["", "Lost on each kind by the measure without labels that lost least on all the others:", f"{held}."]
+    lines += [
+        "",
+        f"With all kinds and seeds, {min(found['incomplete'].values())} policies or more each, lost on average:",
+    ]
+    some = found["regret with incomplete"]
+    lines.append(", ".join(f"{names.get(name, f'`{name}`')} {lost:.1f}" for name, lost in some.items()) + ".")
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Which label-free measure chooses views well: policies trained briefly on several kinds of images, every cell kept.
 
-    nice -n 15 python benchmarks/tune.py --work /tmp/tune --images /tmp/data --seeds 0 1
+    nice -n 15 python benchmarks/tune.py --work runs/tune --images FOLDER --seeds 0 1
 
 Domains: `glyphs` (strokes whose class a flip or a turn changes) and `textures` (grey, told apart by scale and
 direction) are drawn from a seed; `cifar10-jpeg`, `flowers5` and `imagenette-subset` are folders below --images. Of
@@ -251,6 +251,7 @@ def summary(cells: list[dict]) -> dict:
     for cell in cells:
         if cell["policy"] != "untrained":
             groups.setdefault((cell["domain"], cell["seed"]), {})[cell["policy"]] = cell
+    every = groups
     groups = {key: group for key, group in groups.items() if len(group) >= FEWEST}
     names = list(next(iter(groups.values()))["usual"]["measures"])
     lost: dict[str, dict[str, list[float]]] = {name: {} for name in (*names, "default", "random")}
@@ -276,7 +277,22 @@ def summary(cells: list[dict]) -> dict:
         "correlation": {name: digest(by_domain) for name, by_domain in ordered.items()},
         "regret": {name: digest(by_domain) for name, by_domain in lost.items()},
         "held out": held,
+        "incomplete": {f"{domain} seed {seed}": len(group) for (domain, seed), group in every.items()},
+        "regret with incomplete": regrets(every, names),
     }
+
+
+def regrets(groups: dict[tuple[str, int], dict[str, dict]], names: list[str]) -> dict[str, float]:
+    """Points lost on average, whatever policies there are."""
+    lost: dict[str, list[float]] = {}
+    for group in groups.values():
+        accuracy = {policy: 100 * cell["accuracy"]["linear"] for policy, cell in group.items()}
+        best = max(accuracy.values())
+        for name in names:
+            chosen = max(group, key=lambda policy: group[policy]["measures"][name])
+            lost.setdefault(name, []).append(best - accuracy[chosen])
+        lost.setdefault("default", []).append(best - accuracy["usual"])
+    return {name: round(float(np.mean(values)), 2) for name, values in lost.items()}
 
 
 def digest(by_domain: dict[str, list[float]]) -> dict[str, float]:

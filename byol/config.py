@@ -284,10 +284,6 @@ class Runtime:
     )
     log: str = option("", "loggers to tell as well, joined by commas: tensorboard, wandb, mlflow", on_resume=True)
 
-    @property
-    def loggers(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.log.split(",") if name.strip())
-
 
 @dataclass(frozen=True)
 class Config:
@@ -299,7 +295,6 @@ class Config:
     run: Runtime = Runtime()
 
     def _repr_html_(self) -> str:
-        """For notebooks: what differs from the paper's defaults, and everything behind a click."""
         from byol.config_values import fields_html
 
         return fields_html(flatten(self), flatten(Config()))

@@ -16,6 +16,11 @@ RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, be
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # byol/run/logs.py has them
 
 
+def logger_names(log: str) -> list[str]:
+    """`tensorboard, wandb` as names."""
+    return [name.strip() for name in log.split(",") if name.strip()]
+
+
 def convert(value: Any, kind: Any, metadata: Mapping[str, Any], where: str) -> Any:
     """The value in the type of its field; a `UsageError` says where it has another, or is out of range."""
     if "auto" in metadata and (value == "auto" or (isinstance(value, list | tuple) and list(value) in ([], ["auto"]))):
@@ -113,7 +118,7 @@ def check_together(config: Config, origin: str) -> None:
         if config.run.shard and set_too:
             raise UsageError(f"{origin}: run.shard cannot be had together with {name}: leave out one of them.")
     _check_target(config.network, origin)
-    for name in config.run.loggers:
+    for name in logger_names(config.run.log):
         if name not in LOGGERS:
             raise UsageError(f"{origin}: there is no logger '{name}' for run.log. {nearest(name, LOGGERS)}")
     batch, size = config.optim.batch // config.optim.accumulate, config.network.projection

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -73,9 +74,7 @@ class Run:
 
 def cards() -> ModuleType:
     """How Python shows a run; a room of its own, entered when somebody looks."""
-    from byol.run import cards
-
-    return cards
+    return import_module("byol.run.cards")
 
 
 class Watch(NamedTuple):
@@ -143,10 +142,7 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
         setup.write("running")
     first = processes.rank() == 0
     watcher = monitor.Monitor(setup.images, config, plan, setup.machine, setup.out, state.step) if first else None
-    if first and config.run.log:
-        from byol.run.logs import Logs
-
-        setup.logs = Logs(setup, state.step)
+    setup.open_logs(state.step)
     metrics = files.Metrics(setup.out / "metrics.jsonl" if first else None, state.step, setup.logs)
     give_back()  # the memory that timing a step and choosing images to watch took
     processes.meet()
@@ -167,8 +163,7 @@ def _run(setup: Setup, on_step: Listener | None, on_look: Listener | None) -> Ru
     verdict = Verdict(*processes.from_first(lambda: astuple(judge(metrics.history, config))))
     setup.finish("finished", verdict)
     say(f"Finished {plan.steps} steps. {verdict.sentence}\nEncoder: {setup.out / checkpoint.ENCODER}")
-    if first:
-        tell_best(setup.out, metrics.history, plan.steps)
+    tell_best(setup.out, metrics.history, plan.steps)
     return Run(setup.out, config, plan, metrics.history, verdict)
 
 

@@ -79,7 +79,7 @@ class Request:
         if config.run.log:
             from byol.run import logs  # loggers are loaded when a run asks for some
 
-            logs.check(config.run.loggers)
+            logs.check(config.run.log)
         asked = Asked(str(data), preset, {**in_file, **overrides})
         location = parse(str(data), config.data.root).location(config.data.root)
         return cls(asked, location, files.run_place(data, location, out, preset), config)
@@ -123,6 +123,13 @@ class Setup:
         """The line of metrics.jsonl for step k, with the values of this step's schedules."""
         values = {"step": k, "epoch": round((k + 1) / self.plan.steps_per_epoch, 4), **schedules}
         return values | {name: value for name, value in step._asdict().items() if value is not None}
+
+    def open_logs(self, step: int) -> None:
+        """The loggers that the config names, whose room is entered only when there are some."""
+        if self.config.run.log and processes.rank() == 0:
+            from byol.run.logs import Logs
+
+            self.logs = Logs(self, step)
 
     def collect_bad(self) -> None:
         """Adds the images that the other processes could not read."""

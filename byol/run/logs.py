@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from byol import views
 from byol.config import flatten
+from byol.config_values import logger_names
 from byol.data import loader
 from byol.errors import UsageError
 from byol.run import files, pictures
@@ -56,9 +57,9 @@ class Place:
         return self.known or secrets.token_hex(4)
 
 
-def check(names: Iterable[str]) -> None:
+def check(log: str) -> None:
     """A logger whose package is missing is a mistake in the command, told before anything is read."""
-    for name in names:
+    for name in logger_names(log):
         missing = [package for package in PACKAGES[name] if not find_spec(package)]
         if missing:
             raise UsageError(f"run.log {name} needs {' and '.join(missing)}: pip install 'byol[{name}]'.")
@@ -72,7 +73,7 @@ class Logs:
         file, config = setup.out / NAME, flatten(setup.config)
         files.refuse_link(file, *(setup.out / name for name in ("tensorboard", "wandb", "mlflow.db", "mlflow", SHEET)))
         known: dict[str, str] = files.read_json(file) if step and file.is_file() else {}
-        for name in setup.config.run.loggers:
+        for name in logger_names(setup.config.run.log):
             try:
                 log, known[name] = LOGGERS[name](Place(setup.out, step, config, known.get(name, "")))
             except Exception as error:

@@ -44,3 +44,4 @@ def test_a_regret_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["regret"]["default"]["mean"] == 10.0
     assert found["regret"]["random"]["mean"] == 15.0
     assert found["correlation"]["rankme"]["mean"] == 0.4
+    assert found["regret with incomplete"] == {"rankme": 20.0, "default": 10.0}
