@@ -96,7 +96,7 @@ def test_variants_wait_for_nothing(
     assert waits() == []
 
 
-def test_the_device_has_the_bits_of_the_cpu(folder: Path, tmp_path: Path) -> None:
+def test_the_device_computes_as_the_cpu_does(folder: Path, tmp_path: Path) -> None:
     """Breaks if the masked step on a device computes otherwise than the CPU's, or the log has other lines."""
     on_cpu = byol.pretrain(folder, tmp_path / "cpu", "cifar10-cpu", RUN | {"run.device": "cpu"})
     with device.pretended():

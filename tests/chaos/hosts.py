@@ -1,7 +1,8 @@
 """Several hosts on one machine: network namespaces on a bridge, each with its own address, and faults between them.
 
 `python -m tests.chaos.hosts COUNT` makes COUNT faults and writes results/hosts.json; it needs root and iproute2. A job
-of torchrun runs over two hosts with one process each; something happens to it in the middle of training; what is left
+runs over two hosts with one process each, given torchrun's variables but started without torchrun;
+something happens to it in the middle of training; what is left
 has to end within the promised time with its exit code, and the same command, run again, has to end with the bits of a
 job that nothing happened to.
 """
