@@ -165,7 +165,7 @@ def test_weights_of_timm_from_the_local_cache(
 ) -> None:
     """Breaks if timm's own weights are not what the run begins from, or a pickle among them is run."""
     timm = pytest.importorskip("timm")
-    hub = pytest.importorskip("huggingface_hub")
+    constants = pytest.importorskip("huggingface_hub.constants")
     torch.manual_seed(5)
     model = timm.create_model("test_resnet", pretrained=False)
     place = tmp_path / "hub" / "models--timm--test_resnet.r160_in1k"
@@ -173,8 +173,8 @@ def test_weights_of_timm_from_the_local_cache(
     (place / "refs" / "main").write_text("0" * 40)
     snapshot = place / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     asked = FREE | {"network.init": "timm:test_resnet", "data.resolution": 64}
     if kind == "model.safetensors":
         save_file(model.state_dict(), snapshot / kind)
