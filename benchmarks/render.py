@@ -404,6 +404,18 @@ def from_weights(results: Path) -> str:
             f"{100 * part['protocol_top1']:.2f} %; `predict` of {part['predicted']:,} images runs at "
             f"{part['predict_speed_over_embed']:.2f} of the speed of `embed` (CPU time).",
         ]
+    if "cells" in found:
+        part = found["cells"]
+        lines[-1] += (
+            f" On crops of blood cells (BCCD, three kinds), `fit` has {100 * part['fit_top1']:.2f} % on "
+            f"{part['predicted']} test images, the protocol {100 * part['protocol_top1']:.2f} %."
+        )
+    if "photos" in found:
+        lines += ["", "| encoder, at 64 px, seed 0 | steps on flowers5 | kNN on flowers5 |", "|---|---|---|"]
+        for name, part in found["photos"]["seed 0"].items():
+            words = f"start: CIFAR-10, {part['steps']} steps" if name == "start" else name.removesuffix(" steps")
+            given = name not in ("random", "start") and not name.startswith("scratch")
+            row(f"continued: {words}" if given else words, 0 if name in ("random", "start") else part["steps"], part)
     return "\n".join(lines) + "\n"
 
 
