@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from byol.config import Config, Data, Network, View
+from byol.config import Config, Data, Network, View, Views
 from byol.errors import UsageError, nearest
 
 RANGES = ("auto", "8-bit", "dtype", "percentiles")  # that data.range may be, besides numbers
@@ -97,11 +97,7 @@ def check_together(config: Config, origin: str) -> None:
     """What no single field can see."""
     bounds(config.data.range, origin)
     _check_files(config.data, origin)
-    for name in ("t", "t_prime"):
-        view: View = getattr(config.views, name)
-        for what in ("area", "ratio", "sigma"):
-            if getattr(view, f"{what}_min") > getattr(view, f"{what}_max"):
-                raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
+    _check_views(config.views, origin)
     if config.optim.batch % config.optim.accumulate:
         raise UsageError(
             f"{origin}: optim.batch ({config.optim.batch}) is not a multiple of "
@@ -151,6 +147,17 @@ def _check_files(data: Data, origin: str) -> None:
             f"{origin}: data.pattern must be a file's name with one {{stem}} and one {{band}} in it, such as "
             f"{{stem}}_B{{band}}.tif, not {data.pattern[:80]!r}."
         )
+
+
+def _check_views(views: Views, origin: str) -> None:
+    for name in ("t", "t_prime"):
+        view: View = getattr(views, name)
+        for what in ("area", "ratio", "sigma"):
+            if getattr(view, f"{what}_min") > getattr(view, f"{what}_max"):
+                raise UsageError(f"{origin}: views.{name}.{what}_min is larger than views.{name}.{what}_max.")
+    mean, std = views.mean, views.std
+    if mean and std and len(mean) != len(std):  # empty: auto
+        raise UsageError(f"{origin}: views.mean has {len(mean)} numbers and views.std {len(std)}: one a channel each.")
 
 
 def _check_target(network: Network, origin: str) -> None:

@@ -144,7 +144,7 @@ def test_a_budget_is_planned_once(folder: Path, home: Path, monkeypatch: pytest.
     given = {name: value for name, value in SHORT.items() if name not in ("optim.epochs", "network.width")}
 
     def opened(seconds: float, **more: object) -> dict[str, object]:
-        monkeypatch.setattr(facts, "seconds_an_image", lambda sample, config: seconds)
+        monkeypatch.setattr(facts, "seconds_an_image", lambda sample, config, **settled: seconds)
         with open_run(Request.make(folder, home / "run", "auto", {**given, **more}, None), overwrite=False) as setup:
             setup.write("interrupted")
             return setup.record_of_run.config

@@ -83,7 +83,7 @@ FILES: list[tuple[str, str]] = [
     ("optim: {epochs: many}", "wrong.yaml|optim.epochs|many"),
     ("optim: {batch: 0}", "wrong.yaml|optim.batch|at least 1"),
     ("optim: {batch: 1.5}", "wrong.yaml|optim.batch|1.5"),
-    ("views: {mean: [1, 2]}", "wrong.yaml|views.mean|3 numbers"),
+    ("views: {mean: [1, 2]}", "views.mean has 2 numbers|views.std 3"),
     ("network: {head_bias: 3}", "wrong.yaml|network.head_bias|true or false"),
     ("optim: {optimizer: lasr}", "wrong.yaml|optim.optimizer|lars"),
     ("- 1", "wrong.yaml|mapping"),
