@@ -20,7 +20,7 @@ from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PLOT = "speed.png"
-WITH_FIGURES = ("tune", "results", "learning", "from-weights", "speed", "paper-tables")
+WITH_FIGURES = ("tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
 FEWEST = 8  # policies, in benchmarks/tune.py
 PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 # In the order of the table; where a goal is not reached, what bounds it.
@@ -388,6 +388,7 @@ def from_weights(results: Path) -> str:
                 row(words, found["negatives"][name]["steps"], found["negatives"][name])
     if "wrong" in found:
         part = found["wrong"]
+        row("start, trained again", 0, part["start"])
         row("from the start, rate 30 times too high", part["last"]["steps"], part["last"])
         row("its best look", part["last"]["steps"], part["best"])
     if "distilled" in found:
@@ -416,6 +417,28 @@ def from_weights(results: Path) -> str:
             words = f"start: CIFAR-10, {part['steps']} steps" if name == "start" else name.removesuffix(" steps")
             given = name not in ("random", "start") and not name.startswith("scratch")
             row(f"continued: {words}" if given else words, 0 if name in ("random", "start") else part["steps"], part)
+    return "\n".join(lines) + "\n"
+
+
+def kinds(results: Path) -> str:
+    """Views of a kind of images against those of photographs: what benchmarks/kinds.py measured."""
+    runs = read_json(results / "kinds.json")["runs"]
+    lines = ["| images | views | seeds | linear | kNN |", "|---|---|---|---|---|"]
+    groups = dict.fromkeys((run["images"], run["views"]) for run in runs)
+
+    def line(images: str, views: str, some: list[dict[str, float]]) -> None:
+        means = [f"{100 * statistics.mean(each[name] for each in some):.1f} %" for name in ("linear", "knn")]
+        lines.append(f"| {images} | {views} | {len(some)} | {' | '.join(means)} |")
+
+    for images in dict.fromkeys(images for images, _ in groups):
+        line(
+            images,
+            "untrained",
+            [run["untrained"] for run in runs if (run["images"], run["views"]) == (images, "photo")],
+        )
+        for views in (views for name, views in groups if name == images):
+            some = [run["trained"] for run in runs if (run["images"], run["views"]) == (images, views)]
+            line(images, f"of the preset `{views}`" if views != "photo" else "of photographs", some)
     return "\n".join(lines) + "\n"
 
 
@@ -528,6 +551,7 @@ def rendered(results: Path) -> dict[Path, str]:
         ("docs/learning.md", "verdicts", lambda place: verdicts(read_json(place / "verdicts.json"))),
         ("docs/from-weights.md", "weights", from_weights),
         ("docs/tune.md", "calibration", calibration),
+        ("docs/any-image.md", "kinds", kinds),
     ):
         assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"
         pages[name] = filled(pages[name], block, make(results))
