@@ -168,9 +168,11 @@ def _check_target(network: Network, origin: str) -> None:
         "target_projector_hidden": bool(network.target_projector_hidden),
     }
     for name in (name for name, given in own.items() if given and network.target != "fixed"):
+        value = str(getattr(network, name))
+        shown = value if value.isprintable() else repr(value)
         raise UsageError(
-            f"{origin}: network.{name} {getattr(network, name)} is for network.target fixed; a target that is "
-            f"{network.target} has the online network's shape and start."
+            f"{origin}: network.{name} {shown} is for network.target fixed; a target that is {network.target} has the "
+            "online network's shape and start."
         )
 
 
