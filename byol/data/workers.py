@@ -74,10 +74,12 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
         return
     _allow_files(workers, prefetch)
     options: dict[str, Any] = {"worker_init_fn": _begin_worker, "prefetch_factor": prefetch, "collate_fn": _packed}
-    items: Any = iter(DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, **options))
+    items: Any = None
     waiting = Waiting()
-    threading.Thread(target=_watch, args=(items._workers, waiting), daemon=True).start()
     try:
+        with signals.uncut():  # torch prints a traceback of an iterator that was left half made
+            items = iter(DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, **options))
+        threading.Thread(target=_watch, args=(items._workers, waiting), daemon=True).start()
         while True:
             waiting.since = time.monotonic()
             item = next(items, None)
@@ -89,10 +91,13 @@ def loaded(dataset: Dataset[T], order: Sequence[int], workers: int, prefetch: in
         kind = type(error)
         raise kind(str(error).strip().splitlines()[-1].removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
     except (RuntimeError, OSError, EOFError) as error:
+        if items is None:
+            raise
         raise _explained(error, items._workers) from None
     finally:  # ended here, because workers left to the interpreter's exit print a traceback of torch's
         waiting.over.set()
-        items._shutdown_workers()
+        if items is not None:
+            items._shutdown_workers()
         for worker in items._workers:
             worker.kill()  # a hanging worker ignores torch's SIGTERM
 

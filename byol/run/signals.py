@@ -153,6 +153,23 @@ def deferred() -> Iterator[None]:
         raise Interrupted("Interrupted when this part was finished; the same command continues.")
 
 
+@contextmanager
+def uncut() -> Iterator[None]:
+    """Inside, nothing is cut short: a signal is answered at the end. For what libraries cannot leave half made."""
+    if _state.deferred or not _state.depth or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _state.deferred, _state.requested = True, False
+    try:
+        yield
+    finally:
+        asked = _state.requested
+        _state.deferred, _state.requested = False, False
+    if asked:
+        _state.ending = True
+        raise Interrupted(_sentence())
+
+
 def ignore() -> None:
     """From here on no signal is answered: the work is done and the exit code is known."""
     for number in SIGNALS:
