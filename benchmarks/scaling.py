@@ -53,10 +53,10 @@ def work(settings: dict[str, Any]) -> None:
     """One process of a variant: images a second of all processes, printed by the first."""
     import torch
 
-    from byol import engines, method, networks, optim, presets
+    from byol import method, networks, optim, presets
     from byol.algorithm import Pass, update
     from byol.config import apply
-    from byol.parallel import norms, processes
+    from byol.parallel import engines, norms, processes
     from byol.run import cost, machine
 
     fields = {name: value for name, value in settings.items() if "." in name}

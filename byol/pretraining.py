@@ -196,7 +196,7 @@ def build(setup: Setup) -> State:
     setup.begin()
     step = resume(setup, model, optimizer)
     if config.run.shard and processes.world() > 1 and step < setup.plan.steps:
-        from byol import engines  # not when one process trains alone
+        from byol.parallel import engines  # not when one process trains alone
 
         optimizer, setup.whole = engines.shard(model, optimizer, config, setup.machine)
     if config.run.compile:
@@ -326,7 +326,7 @@ def engine_of(state: State, setup: Setup) -> method.Engine | None:
     """What exchanges the gradients of several processes, for the parameters that learn now."""
     if processes.world() == 1:
         return None
-    from byol import engines
+    from byol.parallel import engines
 
     return engines.engine(state.method, state.optimizer, setup.config, setup.machine)
 

@@ -11,11 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from byol import engines, method, objectives, optim, presets
+from byol import method, objectives, optim, presets
 from byol.algorithm import Pass, average_gradients, update
 from byol.config import apply
 from byol.networks import OptimalLinear
-from byol.parallel import collectives, norms, processes
+from byol.parallel import collectives, engines, norms, processes
 from byol.run.machine import Machine
 from tests.conftest import TINY
 

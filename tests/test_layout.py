@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "errors", "config config_values schedules", "run.progress run.signals run.files config_file", "parallel",
     "crops networks neighbours objectives operations optim views presets kinds auto", "method run.machine",
-    "algorithm run.pictures engines", "data",
+    "algorithm run.pictures parallel.engines", "data",
     "checkpoint weights.compare weights.unpickling weights.reader run plugins",
     "pretraining run.cards evals weights models parallel.launching", "explore tables report tune", "cli library",
 ]  # fmt: skip
