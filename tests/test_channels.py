@@ -18,8 +18,9 @@ from byol import crops, data, method, networks, pretraining, views
 from byol.config import Config, View, Views, apply, resolve
 from byol.data import loader, values
 from byol.data.stored import fitted
-from byol.errors import BadData, ByolError, Interrupted, UsageError
+from byol.errors import BadData, Interrupted, UsageError
 from byol.evals import evaluation, features
+from byol.evals.spec import Segmentation
 from byol.explore import search
 from byol.models.fit import fit
 from byol.models.model import load_model
@@ -314,8 +315,8 @@ def test_other_channels_end_in_one_sentence(run5: tuple[Path, Path], folder: Pat
             features.embed(run5[1], images)
         assert told.value.exit_code == 65
         assert str(told.value).count(".") <= 3
-    with pytest.raises(ByolError, match="segmentation is for encoders of 8-bit colours"):
-        evaluation.open_data("segmentation", str(folder), settled_of(run5[0]).data, None)
+    with pytest.raises(BadData, match="have 3 channels, and 5 are wanted"):
+        evaluation.open_data("segmentation", "scenes:20", settled_of(run5[0]).data, Segmentation())
 
 
 def test_weights_of_three_channels_begin_a_run_of_five(

@@ -54,7 +54,7 @@ def painter(source: Source, data: Data) -> Painter:
     if scale is None and channels == 3 and not data.bands:
         return AS_IT_IS
     bands = chosen_bands(data.bands, channels)
-    pixels = [_some(_unit(image, scale)) for image in sample(source)]
+    pixels = [some_pixels(_unit(image, scale)) for image in sample(source)]
     if not pixels:
         return AS_IT_IS
     return painted(torch.cat(pixels, 1), scale, bands)
@@ -128,7 +128,7 @@ def _unit(image: Tensor, scale: Scale | None) -> Tensor:
     return image.float() / 255 if scale is None else scaled(image, scale)
 
 
-def _some(unit: Tensor) -> Tensor:
+def some_pixels(unit: Tensor) -> Tensor:
     """Up to PIXELS pixels (C, n) on a grid over an image."""
     step = max(1, round((unit[0].numel() / PIXELS) ** 0.5))
     return unit[:, ::step, ::step].flatten(1)
