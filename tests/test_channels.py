@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from byol import crops, data, method, networks, pretraining, views
 from byol.config import Config, View, Views, apply, resolve
 from byol.data import loader, values
+from byol.data.shards.writing import shard
 from byol.data.stored import fitted
 from byol.errors import BadData, Interrupted, UsageError
 from byol.evals import evaluation, features
@@ -333,6 +334,28 @@ def test_weights_of_three_channels_begin_a_run_of_five(
     assert any("times 3/5" in reason["why"] for reason in stored["reasons"])
     adapted = load_encoder(colours.encoder, channels=5)
     assert adapted.conv1.weight.shape[1] == 5  # type: ignore[union-attr,index]
+
+
+def test_shards_of_five_channels_train_as_their_folder(run5: tuple[Path, Path], tmp_path: Path) -> None:
+    """Breaks if shards pack deep images as pictures, or a run on them reads other values."""
+    from tests.conftest import TINY
+
+    shard(run5[0], tmp_path / "shards", 10**6, shuffle=False)
+    run = pretrain(tmp_path / "shards", tmp_path / "run", "cifar10-cpu", {**TINY, **FEW})
+    assert digest(run.out) == digest(run5[1])
+
+
+def test_networks_of_timm_have_the_channels_of_the_images(
+    run5: tuple[Path, Path], tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Breaks if a network of timm is built for colours, or cannot be opened again."""
+    pytest.importorskip("timm")
+    own = {name: value for name, value in tiny.items() if not name.startswith("network.")}
+    run = pretrain(run5[0], tmp_path / "run", "cifar10-cpu", {**own, **FEW, "network.encoder": "timm:resnet10t"})
+    found, names = features.embed(run.out, run5[0])
+    assert (found.shape[0], len(names)) == (24, 24)
+    first = next(iter(load_encoder(run.out).parameters()))
+    assert first.shape[1] == 5
 
 
 def test_in_memory_and_streamed_images_make_the_same_crops(tmp_path: Path, tiny: dict[str, Any]) -> None:
