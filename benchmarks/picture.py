@@ -1,8 +1,8 @@
 """The README's picture from a run of `byol demo`: `python benchmarks/picture.py runs/demo`.
 
 The report of the run is photographed by Chromium, and set beside the nearest neighbours that the demo drew: of every
-image the first four by the random network and the first four after BYOL. Nothing in the picture is drawn by hand: another
-run gives another picture.
+image the first four by the random network and the first four after BYOL. Nothing in the picture is drawn by hand:
+another run gives another picture.
 """
 
 from __future__ import annotations
