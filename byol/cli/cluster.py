@@ -23,7 +23,7 @@ def plan(
     data: str = "",
     encoders: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Show what a run would cost: operations, memory, time.
 
     Parameters
@@ -44,6 +44,7 @@ def plan(
     encoders
         A row for every encoder of the paper instead.
     """
+    from byol.config import flatten
     from byol.presets import chooses, compose
 
     values = given_values(given) if given else {}
@@ -60,18 +61,13 @@ def plan(
     config, images = chosen.config, chosen.images
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
-        rows = [head, ["---"] * len(head), *reckoned.encoder_rows(config, device_type, devices, images)]
-        tell("\n".join(f"| {' | '.join(row)} |" for row in rows))
-        return
-    tell(
-        "\n".join(
-            [
-                f"{preset} on {devices} x {device_type}",
-                *(f"  auto: {reason}" for reason in chosen.reasons),
-                *reckoned.device_lines(config, device_type, devices, images),
-            ]
-        )
-    )
+        rows = reckoned.encoder_rows(config, device_type, devices, images)
+        tell("\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)))
+        return {"columns": head, "rows": rows}
+    found = reckoned.reckoned(config, device_type, devices, images)
+    lines = reckoned.device_lines(config, found, device_type, devices)
+    tell("\n".join([f"{preset} on {devices} x {device_type}", *(f"  auto: {r}" for r in chosen.reasons), *lines]))
+    return {**found._asdict(), "devices": devices, "images": images, "config": flatten(config)}
 
 
 @app.command(name="check-gpu", group=LOOK)

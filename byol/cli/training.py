@@ -135,7 +135,10 @@ def table(
 
     if listed or not name:
         tell(catalog.listing())
-        return None
+        return [
+            {"table": key, "title": each.title, "source": each.source, "rows": [row.label for row in each.rows]}
+            for key, each in catalog.TABLES.items()
+        ]
     asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
     plan = catalog.plan(asked)
     output.check_folder(out)
