@@ -73,7 +73,7 @@ def plan(
 @app.command(name="check-gpu", group=LOOK)
 def check_gpu(
     *,
-    out: Path = Path("gpu-report.json"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("gpu-report.json"),
     encoder: str = "resnet50",
     resolution: int = 224,
     batch: int = 64,
@@ -119,7 +119,7 @@ def launch(
     data: str,
     *,
     preset: str,
-    out: Path,
+    out: Annotated[Path, Parameter(alias="-o")],
     nodes: int = 1,
     gpus: int = 8,
     processes: int = 0,

@@ -22,7 +22,7 @@ def pretrain(
     *,
     preset: str = "auto",
     config: Path | None = None,
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     overwrite: bool = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> object:
@@ -97,7 +97,7 @@ def table(
     scale: Literal["paper", "night", "cpu"] = "paper",
     seeds: int = 0,
     data: str = "",
-    out: Path = Path("tables"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tables"),
     jobs: str = "",
     planned: Annotated[bool, Parameter(name="--plan", negative=())] = False,
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
@@ -151,7 +151,7 @@ def table(
 
 
 @app.command(group=TRAIN)
-def demo(*, out: Path = Path("runs/demo")) -> object:
+def demo(*, out: Annotated[Path, Parameter(alias="-o")] = Path("runs/demo")) -> object:
     """Pretrain on rendered scenes and compare, in a few minutes.
 
     A linear classifier on a random, the pretrained and a supervised encoder of the same shape.

@@ -142,6 +142,19 @@ def _without(record: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != name}
 
 
+def test_what_is_written_is_named_alike() -> None:
+    """Breaks if a verb takes --out without -o, so that one has to remember which verbs do."""
+    found = {
+        verb: argument.names
+        for verb in app
+        if not verb.startswith("-")
+        for argument in app[verb].assemble_argument_collection()
+        if "--out" in argument.names
+    }
+    assert len(found) > 15
+    assert [verb for verb, names in found.items() if "-o" not in names] == []
+
+
 def test_what_a_program_reads() -> None:
     """Breaks if a path, a number that is not finite, a number of torch or a record is lost, or a network kept."""
     from byol.evals.record import Choice
