@@ -305,7 +305,7 @@ def test_the_pages_say_what_results_hold() -> None:
     from benchmarks import render as readme
 
     pages = readme.rendered(readme.ROOT / "results")
-    assert len(pages) == 8
+    assert len(pages) == 9
     for path, text in pages.items():
         assert path.read_text("utf-8") == text, f"{path.name} is not what python benchmarks/render.py writes"
 
