@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -216,3 +218,20 @@ def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tens
     grads = [(g.full_tensor() if hasattr(g, "full_tensor") else g).reshape(-1) for g in learned]
     stats = [b.reshape(-1) for b in model.buffers() if b.is_floating_point()]
     return torch.cat(grads).double(), torch.cat(stats).double()
+
+
+def cells_of_one_job() -> None:
+    """The cells of a table, computed by all processes together, as each task of a job of Slurm does."""
+    from byol.tables.cells import stored
+    from byol.tables.jobs import Job
+    from tests.tables.test_jobs import plan_together
+
+    for cell in plan_together(Path(os.environ["BYOL_TEST_PLACE"])).distinct():
+        first = processes.seat().rank == 0
+        assert Job(cell)() == ("finished" if first else "")
+        before = cell.path.stat().st_mtime_ns
+        Job(cell)()  # there is nothing to do, and those that wait are told so
+        assert cell.path.stat().st_mtime_ns == before
+        known = stored(cell)
+        assert known
+        assert known.finished, known.error

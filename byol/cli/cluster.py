@@ -168,10 +168,9 @@ def launch(
         raise UsageError("--nodes and --cpus must be at least 1, --gpus at least 0 and --hours more than 0.")
     if gpus and processes not in (0, gpus):
         raise UsageError(f"--processes {processes} with --gpus {gpus}: every process has a GPU of its own.")
-    from byol.parallel.launching import Request
+    from byol import plugins
+    from byol.parallel.launching import Request, Tasks
     from byol.parallel.launching import launch as submit
 
-    tasks = processes or max(1, gpus)
-    from byol import plugins
-
-    submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus, plugins.path()), dry_run)
+    tasks = Tasks(nodes, gpus, processes or max(1, gpus), partition, hours, cpus)
+    submit(Request(data, preset, out, overrides, tasks, plugins.path()), dry_run)
