@@ -170,12 +170,12 @@ def gradients_agree() -> None:
         torch.manual_seed(1)
         whole = [torch.rand(16, 3, 16, 16).to(dtype) for _ in range(2)]
         expected = passed(encoder, whole)
-        for shard in (False, True):
+        for shard, together in ((False, False), (True, False), (False, True), (True, True)):
             with processes.joined(False, TIMEOUT):
-                found = passed(encoder, [mine(view) for view in whole], shard)
+                found = passed(encoder, [mine(view) for view in whole], shard, together)
             errors = [float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)]
             told = {"encoder": encoder, "type": str(dtype), "gradient": errors[0], "statistics": errors[1]}
-            print(json.dumps(told | {"shard": shard}))
+            print(json.dumps(told | {"shard": shard, "together": together}))
             assert errors[0] <= of_gradient, errors
             assert errors[1] <= of_statistics, errors
 
@@ -201,11 +201,13 @@ def weights_are_in_parts() -> None:
         assert momentum < held
 
 
-def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tensor, Tensor]:
+def passed(encoder: str, views: list[Tensor], shard: bool = False, together: bool = False) -> tuple[Tensor, Tensor]:
     """All gradients, averaged over processes, and all running statistics after one pass."""
     config = apply(presets.cifar10_cpu(), TINY | {"network.encoder": encoder})
     torch.manual_seed(0)
     model = norms.synchronize(method.build(config.network).to(views[0].dtype), 0)
+    if together:
+        method.pass_together(model)
     optimizer = optim.build(model, config.optim)
     place = Machine("cpu", "float64" if views[0].dtype == torch.float64 else "float32", 1)
     if shard and processes.world() > 1:
