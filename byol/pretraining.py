@@ -188,7 +188,10 @@ def build(setup: Setup) -> State:
     if processes.world() > 1:
         from byol.parallel import norms
 
-        norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
+        cuda = setup.machine.device.type == "cuda"
+        norms.synchronize(model, config.network.norm_group, cuda, config.run.views_together)
+    if config.run.views_together:
+        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     optimizer = optim.build(model, config.optim)

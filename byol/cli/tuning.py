@@ -39,7 +39,7 @@ def tune(
     out
         The directory of the search; runs/DATA-tune when left out.
     jobs
-        local:N runs together here, or slurm:PARTITION[:GPUS]; one after another when left out.
+        local:N runs together here, or slurm:PARTITION[:GPUS[:NODES]]; one after another when left out.
     policies
         Try these alone; all when left out.
     rates

@@ -31,6 +31,7 @@ from byol.run.progress import complain
 T = TypeVar("T")
 
 JOIN_SECONDS = 600.0  # machines of a cluster do not start together
+SUMMONS_TIMEOUT = 60.0
 BEAT_SECONDS = 0.5
 PATIENCE = 0.3  # of the timeout, after which a process without a heart beat counts as dead; a late one has it all
 LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
@@ -117,7 +118,7 @@ def local_world() -> int:
 
 
 @contextmanager
-def joined(cuda: bool, timeout: float) -> Iterator[None]:
+def joined(cuda: bool, timeout: float, patience: float = JOIN_SECONDS) -> Iterator[None]:
     """Meets the other processes, if there are any; inside, an error of one process ends all of them."""
     global _job
     who = seat()
@@ -125,7 +126,7 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
         yield
         return
     assert _job is None, "a run inside a run"
-    _job = job = _join(who, cuda, timeout)
+    _job = job = _join(who, cuda, timeout, patience)
     heart = threading.Thread(target=_beat, args=(job, job.store.clone()), daemon=True)
     heart.start()
     threading.Thread(target=_guard, args=(job,), daemon=True).start()
@@ -145,19 +146,26 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _join(who: Seat, cuda: bool, timeout: float) -> Job:
+def summoned(first_says: bool = False) -> bool:
+    """Outside a run, whether the first process wants the others to do something now; they wait for its word as long as
+    it takes. One process alone gets its own word back."""
+    with joined(False, SUMMONS_TIMEOUT, math.inf):
+        return from_first(lambda: first_says)
+
+
+def _join(who: Seat, cuda: bool, timeout: float, patience: float) -> Job:
     host, port = address()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
     attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{next(_calls)}"
     try:
-        patience = timedelta(seconds=JOIN_SECONDS)
         # The store is kept for later runs of these processes: one that is opened again might be met while it closes.
         if not _stores:
-            _stores.append(next(rendezvous("env://", who.rank, who.world, timeout=patience))[0])
+            limit = timedelta(seconds=JOIN_SECONDS)
+            _stores.append(next(rendezvous("env://", who.rank, who.world, timeout=limit))[0])
         store = PrefixStore(f"byol.{attempt}", _stores[0])
         # All processes are here before any of them waits for others no longer than `timeout`.
         store.set(f"here.{who.rank}", "")
-        store.wait([f"here.{other}" for other in range(who.world)], patience)
+        _await(store, [f"here.{other}" for other in range(who.world)], time.monotonic() + patience)
         if cuda:
             torch.cuda.set_device(who.local_rank)
         dist.init_process_group(
@@ -172,6 +180,16 @@ def _join(who: Seat, cuda: bool, timeout: float) -> Job:
             f"Process {who.rank} of {who.world} did not meet the others at {host}:{port}: {_brief(error)}."
         ) from None
     return Job(who, store, timeout)
+
+
+def _await(store: Any, keys: list[str], until: float) -> None:
+    """Waits for keys so that a signal can be answered meanwhile, which the store's own waiting does not allow."""
+    seconds = 0.001
+    while not store.check(keys):
+        if time.monotonic() > until:
+            raise RuntimeError("some of them did not come")
+        time.sleep(seconds)
+        seconds = min(2 * seconds, 0.2)
 
 
 def _leave(job: Job, seconds: float = math.inf) -> None:

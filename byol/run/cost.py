@@ -109,7 +109,8 @@ def counted(module: nn.Module) -> Iterator[list[float]]:
 def on_paper(config: Config, classes: int = 0) -> method.Method:
     """The method of a config with shapes but without memory or numbers."""
     with torch.device("meta"):
-        return method.build(config.network, classes, config.objective, config.data.resolution)
+        made = method.build(config.network, classes, config.objective, config.data.resolution)
+    return method.pass_together(made) if config.run.views_together else made
 
 
 def _blank_view(config: Config) -> Tensor:
@@ -242,8 +243,9 @@ def _exchange(model: method.Method, config: Config, devices: int) -> tuple[float
     learned = [
         m.num_features for part in (model.online, model.predictor) for m in part.modules() if isinstance(m, _BatchNorm)
     ]
-    passes = 2 * config.optim.accumulate  # two views
-    statistics = 0.0 if group == 1 else passes * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
+    views = 2 * config.optim.accumulate
+    passes = views // 2 if config.run.views_together else views
+    statistics = 0.0 if group == 1 else views * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
     count = 0 if group == 1 else passes * (len(channels) + len(learned))
     return 2 * gradients * (devices - 1) / devices + statistics, count + math.ceil(gradients / 25e6) + 1
 
@@ -253,6 +255,8 @@ def here(config: Config) -> Device:
     place = machine.choose(config)
     machine.use(place)
     model = method.build(config.network, 0, config.objective, config.data.resolution).to(**place.placement(config))
+    if config.run.views_together:
+        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds

@@ -273,7 +273,7 @@ def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatc
     queued: Callable[..., None] = lambda number, frame: happened.append("queued again")
     before = signal.signal(signal.SIGUSR2, queued)
     try:
-        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, 1, 0, 1, "", 1, 1))
+        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, launching.Tasks()))
         with pytest.raises(SystemExit) as ending:
             job()
     finally:
