@@ -29,6 +29,7 @@ class Facts:
     channels: int = 3
     kind: str = ""  # of the images, one of KINDS; empty for photographs
     kind_why: str = ""
+    began: float | None = None  # by the monotonic clock, when the command did that has a budget
 
 
 @dataclass(frozen=True)
