@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import torch
+from fast import FAST
 from PIL import Image
 
 from byol import data, neighbours
@@ -164,15 +165,6 @@ LARGE = {  # what `auto` takes for photographs in few minutes of one core
     "network.projector_hidden": 1024,
     "network.predictor_hidden": 1024,
     "optim.batch": 128,
-}
-FAST = {
-    "network.zero_init_last": True,
-    "objective.name": "info-nce",
-    "objective.fade": 0.7,
-    "optim.optimizer": "adamw",
-    "optim.lr": 0.004,
-    "optim.predictor_lr": 1.0,
-    "optim.trust_coefficient": 0.001,
 }
 ADAMW = {"optim.optimizer": "adamw", "optim.lr": 0.002, "optim.predictor_lr": 1.0, "optim.trust_coefficient": 0.001}
 RECIPES: dict[str, Figures] = {  # from given weights

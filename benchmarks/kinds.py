@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fast import FAST
 from PIL import Image
 
 from byol import data, kinds
@@ -37,13 +38,7 @@ TRIED = {"grey": ("", "grey"), "bands": ("", "grey", "satellite")}  # the kinds 
 STEPS, BATCH = 500, 128
 SETTINGS: dict[str, Any] = {
     "data.resolution": 16,
-    "network.zero_init_last": True,
-    "objective.name": "info-nce",
-    "objective.fade": 0.7,
-    "optim.optimizer": "adamw",
-    "optim.lr": 0.004,
-    "optim.predictor_lr": 1.0,
-    "optim.trust_coefficient": 0.001,
+    **FAST,
     "optim.batch": BATCH,
     "optim.tau": 0.97,
     "optim.probe": False,

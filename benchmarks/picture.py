@@ -1,7 +1,8 @@
 """The README's picture from a run of `byol demo`: `python benchmarks/picture.py runs/demo`.
 
-The report of the run is photographed by Chromium, and set beside the nearest neighbours that the demo drew. Nothing in
-the picture is drawn by hand: another run gives another picture.
+The report of the run is photographed by Chromium, and set beside the nearest neighbours that the demo drew: of every
+image the first four by the random network and the first four after BYOL. Nothing in the picture is drawn by hand:
+another run gives another picture.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from byol.report.build import report
+from byol.run.pictures import CELL, GAP
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZE = (1200, 1240)  # of the browser's window: verdict, measures and map
-HEIGHT, GAP, LIMIT = 600, 18, 200_000  # of the picture in pixels; its largest size in bytes
-PAPER = (250, 250, 247)  # the report's own ground
+SIZE = (660, 700)  # of the browser's window, and of its half of the picture: verdict, measures and the map's upper part
+HEAD, SPACE, LIMIT = 30, 14, 200_000  # pixels above the neighbours and between groups; the largest size in bytes
+ROWS, NEAREST, DRAWN, TITLE = 10, 4, 5, 14  # of the demo's sheet: rows, neighbours shown, neighbours drawn, its heading
+PAPER, INK = (250, 250, 247), (45, 50, 48)  # the report's own ground and letters
 
 
 def browser() -> str:
@@ -41,14 +44,19 @@ def photograph(page: Path, picture: Path, size: tuple[int, int] = SIZE, dark: bo
 
 
 def composed(page: Image.Image, neighbours: Image.Image) -> Image.Image:
-    """Both in one row of one height."""
-    scaled = [
-        part.resize((round(part.width * HEIGHT / part.height), HEIGHT), Image.Resampling.LANCZOS)
-        for part in (page.convert("RGB"), neighbours.convert("RGB"))
-    ]
-    whole = Image.new("RGB", (sum(part.width for part in scaled) + GAP, HEIGHT), PAPER)
-    whole.paste(scaled[0], (0, 0))
-    whole.paste(scaled[1], (scaled[0].width + GAP, 0))
+    """The report, and beside it image | nearest before | nearest after, cut from the demo's sheet."""
+    step = CELL + GAP
+    wide = (1 + 2 * NEAREST) * step + 2 * SPACE
+    whole = Image.new("RGB", (page.width + wide, page.height), PAPER)
+    whole.paste(page.convert("RGB"), (0, 0))
+    words, font = ImageDraw.Draw(whole), ImageFont.load_default(size=15)
+    x = page.width
+    for first, count, title in ((0, 1, "image"), (1, NEAREST, "random network"), (1 + DRAWN, NEAREST, "after BYOL")):
+        words.text((x, 8), title, fill=INK, font=font)
+        corner = GAP + first * step
+        part = (corner, TITLE + GAP, corner + count * step - GAP, TITLE + GAP + ROWS * step - GAP)
+        whole.paste(neighbours.convert("RGB").crop(part), (x, HEAD))
+        x += count * step + SPACE
     return whole
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fast import FAST
 from PIL import Image
 
 from byol import data
@@ -76,10 +77,7 @@ STRONG = {
         **{"saturation": 1.0, "hue": 0.5, "grayscale": 0.5, "solarize": 0.5},
     }.items()
 }
-FADE: Settings = {  # what auto takes
-    **{"objective.name": "info-nce", "objective.fade": 0.7, "optim.optimizer": "adamw", "optim.lr": 0.004},
-    **{"optim.predictor_lr": 1.0, "optim.trust_coefficient": 0.001, "optim.tau": 0.97},
-}
+FADE: Settings = FAST | {"network.zero_init_last": False, "optim.tau": 0.97}
 CROP_ONLY = {f"views.{each}.{name}": 0.0 for each in ("t", "t_prime") for name in ("jitter", "grayscale", "solarize")}
 
 

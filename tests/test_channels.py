@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from byol import crops, data, method, networks, pretraining, views
 from byol.config import Config, View, Views, apply, resolve
 from byol.data import loader, values
+from byol.data.shards.writing import shard
 from byol.data.stored import fitted
-from byol.errors import BadData, ByolError, Interrupted, UsageError
+from byol.errors import BadData, Interrupted, UsageError
 from byol.evals import evaluation, features
+from byol.evals.spec import Segmentation
 from byol.explore import search
 from byol.models.fit import fit
 from byol.models.model import load_model
@@ -314,8 +316,8 @@ def test_other_channels_end_in_one_sentence(run5: tuple[Path, Path], folder: Pat
             features.embed(run5[1], images)
         assert told.value.exit_code == 65
         assert str(told.value).count(".") <= 3
-    with pytest.raises(ByolError, match="segmentation is for encoders of 8-bit colours"):
-        evaluation.open_data("segmentation", str(folder), settled_of(run5[0]).data, None)
+    with pytest.raises(BadData, match="have 3 channels, and 5 are wanted"):
+        evaluation.open_data("segmentation", "scenes:20", settled_of(run5[0]).data, Segmentation())
 
 
 def test_weights_of_three_channels_begin_a_run_of_five(
@@ -332,6 +334,28 @@ def test_weights_of_three_channels_begin_a_run_of_five(
     assert any("times 3/5" in reason["why"] for reason in stored["reasons"])
     adapted = load_encoder(colours.encoder, channels=5)
     assert adapted.conv1.weight.shape[1] == 5  # type: ignore[union-attr,index]
+
+
+def test_shards_of_five_channels_train_as_their_folder(run5: tuple[Path, Path], tmp_path: Path) -> None:
+    """Breaks if shards pack deep images as pictures, or a run on them reads other values."""
+    from tests.conftest import TINY
+
+    shard(run5[0], tmp_path / "shards", 10**6, shuffle=False)
+    run = pretrain(tmp_path / "shards", tmp_path / "run", "cifar10-cpu", {**TINY, **FEW})
+    assert digest(run.out) == digest(run5[1])
+
+
+def test_networks_of_timm_have_the_channels_of_the_images(
+    run5: tuple[Path, Path], tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Breaks if a network of timm is built for colours, or cannot be opened again."""
+    pytest.importorskip("timm")
+    own = {name: value for name, value in tiny.items() if not name.startswith("network.")}
+    run = pretrain(run5[0], tmp_path / "run", "cifar10-cpu", {**own, **FEW, "network.encoder": "timm:resnet10t"})
+    found, names = features.embed(run.out, run5[0])
+    assert (found.shape[0], len(names)) == (24, 24)
+    first = next(iter(load_encoder(run.out).parameters()))
+    assert first.shape[1] == 5
 
 
 def test_in_memory_and_streamed_images_make_the_same_crops(tmp_path: Path, tiny: dict[str, Any]) -> None:

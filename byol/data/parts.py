@@ -34,7 +34,7 @@ class Boxes(NamedTuple):
 
 
 class Sample(NamedTuple, Generic[T]):
-    """An image uint8 (3, H, W) RGB with its target.
+    """An image with its target: uint8 (3, H, W) RGB, or what an encoder of other images takes (data/dense/images.py).
 
     The target is a class number, a mask uint8 (H, W), depth float32 (H, W) in metres (0: no reading), or `Boxes`.
     """

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from byol import data
 from byol.checkpoint import encoder_shape
 from byol.config import Data, flatten
-from byol.crops import scale_of
 from byol.data.address import parse
+from byol.data.dense.images import adapted
 from byol.data.parts import Task
 from byol.errors import DiskError, Interrupted, OutputBusy, UsageError
 from byol.evals import features, record, untrained
@@ -184,13 +184,8 @@ def open_data(protocol: str, on: str, config: Data, spec: Any) -> Task:
     """The data set as the protocol needs it."""
     if protocol not in DENSE:
         return data.open_task(on, config)
-    if config.channels not in (0, 3) or scale_of(config):
-        raise UsageError(
-            f"{protocol} is for encoders of 8-bit colours, and this one was trained on {config.channels} channels with "
-            f"values {config.range}."
-        )
     task: Task = importlib.import_module(MODULES[protocol]).open_data(on, config, spec)
-    return task
+    return adapted(task, config)
 
 
 def run_protocol(protocol: str, encoder: Encoder, task: Task, spec: Any, session: Session) -> Result:

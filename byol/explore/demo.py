@@ -15,11 +15,11 @@ from byol.evals import classifier, features, knn, supervised, transfer
 from byol.evals.encoder import Encoder, open_encoder, random_encoder
 from byol.evals.protocol import Session
 from byol.evals.spec import Knn, Supervised, Transfer
-from byol.explore.sheets import view_rows
 from byol.neighbours import nearest
 from byol.pretraining import Run, pretrain
 from byol.run import pictures
 from byol.run.files import write_json
+from byol.run.painting import view_rows
 from byol.run.progress import tell
 from byol.run.record import commit
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from byol import data, presets, views
+from byol import data, presets
 from byol.config import Config, apply
-from byol.crops import scale_of
 from byol.data import loader, values
 from byol.data.source import Source
 from byol.data.stored import fitted
@@ -19,7 +18,7 @@ from byol.errors import BadData, UsageError
 from byol.run import pictures
 from byol.run.facts import facts
 from byol.run.files import placed
-from byol.run.painting import AS_IT_IS, Painter, painter
+from byol.run.painting import painter, view_rows
 from byol.run.progress import tell
 
 
@@ -58,12 +57,3 @@ def _some(source: Source, count: int) -> list[Tensor]:
     if not images:
         raise BadData(f"None of the images of {source.name} that were tried can be read.")
     return images
-
-
-def view_rows(images: list[Tensor], config: Config, pairs: int = 4, paint: Painter = AS_IT_IS) -> list[list[Tensor]]:
-    """For each image: itself, then T and T′ of steps 0, 1, … before normalization, as they are painted."""
-    visible = views.unnormalized(config.views)
-    draws = [draw for step in range(pairs) for draw in views.draw(config.run.seed, step, len(images), visible)]
-    columns = [views.make(images, draw, visible, config.data.resolution, scale_of(config.data)) for draw in draws]
-    shown = [list(map(paint.unit, column)) if paint.words else list(column) for column in columns]
-    return [[paint.stored(image), *row] for image, *row in zip(images, *shown, strict=True)]

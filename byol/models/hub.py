@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from byol import checkpoint
 from byol.data import places
@@ -29,11 +29,8 @@ MOST_BYTES = 20e9
 MOST_CONTENTS = 100_000  # bytes
 
 
-class Store(NamedTuple):
-    """A place for models: how a file is put there, and how its pieces are read."""
-
-    put: Callable[[str, Path], None]
-    get: Callable[[str, Callable[[bytes], object]], None]
+Take = Callable[[bytes], object]
+Get = Callable[[str, Take], None]  # gives a file of a model, by its name, piece by piece
 
 
 def push(model: Path, to: str, private: bool = False) -> None:
@@ -46,29 +43,29 @@ def push(model: Path, to: str, private: bool = False) -> None:
     if to.startswith(HUB):
         _to_hub(model, to.removeprefix(HUB), [*names, CONTENTS], private)
     else:
-        store = _store(to)
+        place = checked(local(to))
         with bar("Sending", sum(sizes.values()), "bytes") as shown:
             for name in [*names, CONTENTS]:
-                store.put(name, model / name)
+                _put(model / name, place)
                 shown.advance(sizes.get(name, 0))
     tell(f"{to}: {len(names)} files of {model}. Take it with: byol pull {to} -o MODEL")
 
 
 def pull(place: str, out: Path, overwrite: bool = False) -> None:
     """Brings a model, checks every byte of it, and opens it once."""
-    store = _from_hub(place.removeprefix(HUB)) if place.startswith(HUB) else _store(place)
-    listed = _contents(store, place)
+    get = _from_hub(place.removeprefix(HUB)) if place.startswith(HUB) else _from(checked(local(place)))
+    listed = _contents(get, place)
     _refuse_other(out, listed, overwrite)
     with bar("Bringing", sum(size for size, _ in listed.values()), "bytes") as shown:
         for name in FILES:
             if name in listed and not _there(out / name, listed[name]):
-                _bring(store, name, placed(out / name), listed[name], place)
+                _bring(get, name, placed(out / name), listed[name], place)
             shown.advance(listed.get(name, (0, ""))[0])
     model = load_model(out, {"data.workers": 0})
     tell(f"{out}: {len(model.classes)} classes. Use it with: byol predict {out} IMAGES")
 
 
-def _bring(store: Store, name: str, path: Path, fact: tuple[int, str], place: str) -> None:
+def _bring(get: Get, name: str, path: Path, fact: tuple[int, str], place: str) -> None:
     size, sha256 = fact
     digest, room = hashlib.sha256(), size
     with replacing(path, size) as file:
@@ -82,14 +79,14 @@ def _bring(store: Store, name: str, path: Path, fact: tuple[int, str], place: st
             file.write(piece)
 
         try:
-            store.get(name, take)
+            get(name, take)
         except FileNotFoundError:
             raise BadData(f"{name} is missing at {place}, though its {CONTENTS} names it.") from None
         if room or digest.hexdigest() != sha256:
             raise BadData(f"{name} at {place} is not what its {CONTENTS} says, so it was damaged or sent halfway.")
 
 
-def _contents(store: Store, place: str) -> dict[str, tuple[int, str]]:
+def _contents(get: Get, place: str) -> dict[str, tuple[int, str]]:
     """Sizes and digests of the files of a model, nothing of which is believed to be more than text and numbers."""
     pieces: list[bytes] = []
 
@@ -99,7 +96,7 @@ def _contents(store: Store, place: str) -> dict[str, tuple[int, str]]:
             raise BadData(f"{CONTENTS} at {place} is too long to be that of a model.")
 
     try:
-        store.get(CONTENTS, take)
+        get(CONTENTS, take)
     except FileNotFoundError:
         raise UsageError(f"There is no model at {place}: `byol push` writes {CONTENTS} when one is whole.") from None
     try:
@@ -130,32 +127,29 @@ def _there(path: Path, fact: tuple[int, str]) -> bool:
     return path.is_file() and path.stat().st_size == fact[0] and _digest(path) == fact[1]
 
 
-def _store(place: str) -> Store:
-    """A folder here, or one at a URL."""
-    place = checked(local(place))
+def _put(path: Path, place: str) -> None:
+    """A file into a folder here, or into one at a URL."""
     if not is_remote(place):
-        return Store(lambda name, path: _copy(path, placed(Path(place) / name)), lambda n, t: _read(Path(place) / n, t))
-    base = place.rstrip("/")
-
-    def put(name: str, path: Path) -> None:
-        if base.startswith(("http://", "https://")):
-            raise UsageError(f"{base} can be read and not written to: push to a folder that is served there.")
-        files, folder = places.filesystem(base)
-        try:
-            files.makedirs(folder, exist_ok=True)
-            files.put_file(str(path), f"{folder}/{name}")
-        except Exception as error:  # whatever the file systems of fsspec raise
-            raise DiskError(f"Cannot write {name} to {base}: {places.first_line(error)}.") from None
-
-    return Store(put, lambda name, take: places.stream(f"{base}/{name}", take))
+        with replacing(placed(Path(place) / path.name), path.stat().st_size) as file:
+            return _read(path, file.write)
+    if place.startswith(("http://", "https://")):
+        raise UsageError(f"{place} can be read and not written to: push to a folder that is served there.")
+    files, folder = places.filesystem(place.rstrip("/"))
+    try:
+        files.makedirs(folder, exist_ok=True)
+        files.put_file(str(path), f"{folder}/{path.name}")
+    except Exception as error:  # whatever the file systems of fsspec raise
+        raise DiskError(f"Cannot write {path.name} to {place}: {places.first_line(error)}.") from None
 
 
-def _copy(path: Path, to: Path) -> None:
-    with replacing(to, path.stat().st_size) as file:
-        _read(path, file.write)
+def _from(place: str) -> Get:
+    """A folder here, or one at a URL."""
+    if is_remote(place):
+        return lambda name, take: places.stream(f"{place.rstrip('/')}/{name}", take)
+    return lambda name, take: _read(Path(place) / name, take)
 
 
-def _read(path: Path, take: Callable[[bytes], object]) -> None:
+def _read(path: Path, take: Take) -> None:
     try:
         with open_regular(path) as file:
             while piece := file.read(places.CHUNK):
@@ -191,10 +185,10 @@ def _to_hub(model: Path, name: str, names: list[str], private: bool) -> None:
         raise DiskError(f"The hub did not take hf:{name}: {places.first_line(error)}.") from None
 
 
-def _from_hub(name: str) -> Store:
+def _from_hub(name: str) -> Get:
     hub = _hub()
 
-    def get(each: str, take: Callable[[bytes], object]) -> None:
+    def get(each: str, take: Take) -> None:
         try:
             path = Path(hub.hf_hub_download(name, each))
         except Exception as error:
@@ -203,7 +197,4 @@ def _from_hub(name: str) -> Store:
             raise DiskError(f"The hub did not give {each} of hf:{name}: {places.first_line(error)}.") from None
         _read(path, take)
 
-    def put(each: str, path: Path) -> None:
-        raise NotImplementedError
-
-    return Store(put, get)
+    return get

@@ -16,18 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from byol import views
 from byol.config import flatten
 from byol.config_values import logger_names
 from byol.data import loader
 from byol.errors import UsageError
 from byol.run import files, pictures
 from byol.run.directory import Setup
+from byol.run.painting import painter, view_rows
 from byol.run.progress import say
 from byol.run.record import Status, Verdict
 
 NAME = "loggers.json"  # which runs of the loggers belong to this run: another session goes on with the same ones
 SHEET = "views.png"
+SHOWN, PAIRS = 6, 3  # images of the sheet, and pairs of views of each
 PROJECT = "byol"
 PACKAGES = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 Figures = Mapping[str, float | str]
@@ -85,16 +86,18 @@ class Logs:
             self._sheet()
 
     def _sheet(self) -> None:
-        """The views of some images, as training sees them."""
+        """The views of some images, as training sees them; one that cannot be drawn is left out."""
         config, source = self.setup.config, self.setup.images.source
-        images = [image for _, image in loader.readable(source, range(min(6, len(source))))]
-        if images:
-            visible = views.unnormalized(config.views)
-            draws = [draw for step in range(3) for draw in views.draw(config.run.seed, step, len(images), visible)]
-            columns = [views.make(images, draw, visible, config.data.resolution) for draw in draws]
-            rows = [[image, *shown] for image, *shown in zip(images, *columns, strict=True)]
-            pictures.sheet(self.setup.out / SHEET, rows, ["image", *["T", "T'"] * 3])
-            self._each(lambda log: log.picture("views", self.setup.out / SHEET))
+        try:
+            images = [image for _, image in loader.readable(source, range(min(SHOWN, len(source))))]
+            if images:
+                paint = painter(source, config.data)
+                rows = view_rows(images, config, PAIRS, paint)
+                titles = ["image", *["T", "T'"] * PAIRS]
+                pictures.sheet(self.setup.out / SHEET, rows, titles, footnote=paint.words)
+                self._each(lambda log: log.picture("views", self.setup.out / SHEET))
+        except Exception as error:
+            say(f"The views are not shown to run.log ({first_line(error)}).")
 
     def add(self, line: Mapping[str, float]) -> None:
         """A line of metrics.jsonl, of a step or of a look."""
@@ -123,8 +126,12 @@ class Logs:
 
     def _failed(self, name: str, error: Exception) -> None:
         self.open.pop(name, None)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        say(f"run.log {name} failed ({reason}); the run goes on without it.")
+        say(f"run.log {name} failed ({first_line(error)}); the run goes on without it.")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def tensorboard(place: Place) -> tuple[Log, str]:

@@ -1,4 +1,4 @@
-"""Images of any channels as the red, green and blue of a picture, and in words what these colours are."""
+"""Images of any channels, and their views, as the red, green and blue of a picture; in words what these colours are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from byol.config import Data
+from byol import views
+from byol.config import Config, Data
 from byol.crops import Scale, scale_of, scaled
 from byol.data.loader import sample
 from byol.data.source import Source
@@ -53,7 +54,7 @@ def painter(source: Source, data: Data) -> Painter:
     if scale is None and channels == 3 and not data.bands:
         return AS_IT_IS
     bands = chosen_bands(data.bands, channels)
-    pixels = [_some(_unit(image, scale)) for image in sample(source)]
+    pixels = [some_pixels(_unit(image, scale)) for image in sample(source)]
     if not pixels:
         return AS_IT_IS
     return painted(torch.cat(pixels, 1), scale, bands)
@@ -114,11 +115,20 @@ def components(pixels: Tensor) -> tuple[Tensor, list[float]]:
     return axes.float(), shares.tolist()
 
 
+def view_rows(images: list[Tensor], config: Config, pairs: int = 4, paint: Painter = AS_IT_IS) -> list[list[Tensor]]:
+    """For each image: itself, then T and T′ of steps 0, 1, … before normalization, as they are painted."""
+    visible = views.unnormalized(config.views)
+    draws = [draw for step in range(pairs) for draw in views.draw(config.run.seed, step, len(images), visible)]
+    columns = [views.make(images, draw, visible, config.data.resolution, scale_of(config.data)) for draw in draws]
+    shown = [list(map(paint.unit, column)) if paint.words else list(column) for column in columns]
+    return [[paint.stored(image), *row] for image, *row in zip(images, *shown, strict=True)]
+
+
 def _unit(image: Tensor, scale: Scale | None) -> Tensor:
     return image.float() / 255 if scale is None else scaled(image, scale)
 
 
-def _some(unit: Tensor) -> Tensor:
+def some_pixels(unit: Tensor) -> Tensor:
     """Up to PIXELS pixels (C, n) on a grid over an image."""
     step = max(1, round((unit[0].numel() / PIXELS) ** 0.5))
     return unit[:, ::step, ::step].flatten(1)

@@ -17,6 +17,7 @@ from byol.config import Config, Data, apply
 from byol.errors import BadData, UsageError
 from byol.explore import doctor, sheets
 from byol.explore.examine import Look, examine, fingerprint, is_grey
+from byol.run import painting
 from byol.run.directory import Request, open_run
 from byol.run.record import read
 
@@ -248,7 +249,7 @@ def test_the_sheet_shows_the_views_of_training(folder: Path, tmp_path: Path) -> 
         shown = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     config = apply(Config(), {"data.resolution": 32, **values})
     pixels = torch.randint(0, 255, (2, 3, 40, 40), dtype=torch.uint8)
-    rows = sheets.view_rows(list(pixels), config, 1)
+    rows = painting.view_rows(list(pixels), config, 1)
     for view, draw in enumerate(views.draw(3, 0, 2, config.views)):
         trained = views.finish_(views.crop(pixels, draw, config.views, 32), draw, config.views)
         for shown_view, trained_view in zip(rows, trained, strict=True):

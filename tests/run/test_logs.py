@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import byol
 from byol.errors import DiskError, UsageError
@@ -151,6 +153,32 @@ def test_a_logger_that_fails_ends_nothing(
     ]
     assert told.metrics == plain.metrics
     assert told.encoder.read_bytes() == plain.encoder.read_bytes()
+
+
+def test_images_of_other_channels_are_shown_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if the sheet of views takes every image for 8-bit colours, or if a sheet that fails ends the run."""
+    folder, shown = tmp_path / "five", list[Path]()
+    folder.mkdir()
+    for index in range(16):
+        values = np.random.default_rng(index).integers(0, 4000, (24, 24, 5)).astype(np.uint16)
+        np.save(folder / f"{index}.npy", values)
+    log = logs.Log(*[lambda *_: None] * 2, lambda name, path: shown.append(path), lambda *_: None)
+    monkeypatch.setitem(logs.LOGGERS, "tensorboard", lambda place: (log, "x"))
+    monkeypatch.setattr(logs, "PACKAGES", {"tensorboard": ()})
+    asked = SMALLEST | {"run.log": "tensorboard"}
+    byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
+    assert shown == [tmp_path / "run" / "views.png"]
+    with Image.open(shown[0]) as sheet:
+        pixels = np.asarray(sheet.convert("RGB"))
+    first = pixels[logs.pictures.LINE :, : logs.pictures.CELL]
+    assert first.std() > 30, "the first image is painted, not black or white"
+
+    monkeypatch.setattr(logs, "view_rows", lambda *_: [][0])
+    capsys.readouterr()
+    assert byol.pretrain(folder, tmp_path / "without", "cifar10-cpu", asked).encoder.exists()
+    assert "The views are not shown to run.log (list index out of range)." in capsys.readouterr().err
 
 
 def test_a_logger_that_is_not_there_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

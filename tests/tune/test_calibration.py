@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from byol.tune.measures import MEASURES
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_judges_are_calibrated_by_the_committed_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judges_are_calibrated_by_the_committed_cells() -> None:
     """Breaks when a cell is added or a summary changed, and the figures that users are told are not."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import tune  # type: ignore[import-not-found]
 
     record = read_json(ROOT / "results" / "tune-calibration.json")
@@ -30,7 +28,6 @@ def test_the_judges_are_calibrated_by_the_committed_cells(monkeypatch: pytest.Mo
 
 def test_a_regret_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks when points are lost against another policy than the best, or the untrained network counts as one."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import tune
 
     monkeypatch.setattr(tune, "FEWEST", 4)

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from byol.config import Data
-from byol.data.decode import image_size, open_image, printable
+from byol.data.decode import open_image, printable
+from byol.data.dense.images import read_image, size_of, suffixes
 from byol.data.dense.rendered import rendered
-from byol.data.folder import Paths, of_paths, supported
+from byol.data.folder import Paths, of_paths
 from byol.data.parts import Boxes, Part, Sample, Sealed, Task, of_samples, split
 from byol.data.source import BadImage, Source
 from byol.errors import BadData, UsageError
@@ -42,7 +43,7 @@ class Tree:
     name: str  # for messages
     root: Path
     files: Mapping[str, str]  # image without its extension → file name
-    max_megapixels: float
+    config: Data
 
     def annotation(self, image: str) -> Path:
         return self.root / "Annotations" / f"{image}.xml"
@@ -86,13 +87,13 @@ def open_boxes(spec: str, config: Data) -> Task:
     if spec == "scenes" or spec.startswith("scenes:"):
         return rendered("boxes", spec, config)
     if spec == "voc2007" and not Path(spec).is_dir():
-        return voc(Path(config.root).expanduser() / "VOCdevkit" / "VOC2007", config.max_megapixels, spec)
+        return voc(Path(config.root).expanduser() / "VOCdevkit" / "VOC2007", config, spec)
     if not Path(spec).is_dir():
         raise UsageError(f"There is no folder '{spec}'. Detection needs one with {EXPECTED}; or voc2007, or scenes.")
-    return voc(Path(spec), config.max_megapixels)
+    return voc(Path(spec), config)
 
 
-def voc(path: Path, max_megapixels: float = 64.0, name: str = "") -> Task:
+def voc(path: Path, config: Data, name: str = "") -> Task:
     """Train, val and test as the lists say; what has no list is held out of the training images, always the same.
 
     Without a test list the val images are the test, as in the paper.
@@ -101,7 +102,7 @@ def voc(path: Path, max_megapixels: float = 64.0, name: str = "") -> Task:
     if root is None:
         raise UsageError(f"{printable(path)} has no annotated images; expected there: {EXPECTED}.")
     # Absolute, because the paths are used long after by workers that may run elsewhere.
-    tree = Tree(name or printable(path), root.absolute(), _files(root), max_megapixels)
+    tree = Tree(name or printable(path), root.absolute(), _files(root, suffixes(config)), config)
     listed = {split: images for split in LISTS if (images := _list(tree, split))}
     if not listed:
         listed = {"train": [image for image in tree.files if os.path.exists(tree.annotation(image))]}
@@ -136,9 +137,8 @@ def _root(path: Path) -> Path | None:
     return None
 
 
-def _files(root: Path) -> dict[str, str]:
+def _files(root: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
     """Image without its extension → file name; only what lies there, so that no list can lead elsewhere."""
-    suffixes = tuple(f".{extension}" for extension in supported())
     names = sorted(entry.name for entry in os.scandir(root / "JPEGImages"))
     return {Path(name).stem: name for name in names if name.lower().endswith(suffixes) and not name.startswith(".")}
 
@@ -262,16 +262,16 @@ def _part(tree: Tree, classes: tuple[str, ...], images: Sequence[str], objects: 
     names = [os.fsencode(tree.files[image]) for image in images]
     ends = np.cumsum([len(name) for name in names])
     paths = Paths(os.fsencode(tree.root / "JPEGImages"), b"".join(names), ends)
-    source = of_paths(tree.name, paths, tree.max_megapixels, None, ())
+    source = of_paths(tree.name, paths, tree.config.max_megapixels, None, ())
     mended, number = Mended(), {name: place for place, name in enumerate(classes)}
-    targets = [_boxes(tree.image(i), each, number, mended) for i, each in zip(images, objects, strict=True)]
+    targets = [_boxes(tree, i, each, number, mended) for i, each in zip(images, objects, strict=True)]
     if mended.words():
         say(f"{tree.name}: {'; '.join(mended.words())}.")
-    read, stamp = partial(_read, source, targets), partial(_stamp, source, targets)
+    read, stamp = partial(_read, tree, list(images), targets), partial(_stamp, source, targets)
     return of_samples(tree.name, len(images), read, source.describe, stamp)
 
 
-def _boxes(path: Path, objects: Sequence[Object], number: Mapping[str, int], mended: Mended) -> Boxes:
+def _boxes(tree: Tree, image: str, objects: Sequence[Object], number: Mapping[str, int], mended: Mended) -> Boxes:
     """Cut to the image; edges between pixels, so that the first one of an annotation moves by 1."""
     known = [thing for thing in objects if thing.name in number]
     mended.unknown.update(thing.name for thing in objects if thing.name not in number)
@@ -279,7 +279,7 @@ def _boxes(path: Path, objects: Sequence[Object], number: Mapping[str, int], men
     boxes[:, :2] -= 1
     inside = boxes
     with suppress(BadImage):  # which is said when the image itself is wanted
-        height, width = image_size(path)
+        height, width = size_of(tree.image(image), tree.config)
         inside = boxes.clip(0, [width, height, width, height])
     kept = np.flatnonzero((inside[:, 2:] > inside[:, :2]).all(1))
     mended.empty += len(boxes) - len(kept)
@@ -291,8 +291,8 @@ def _boxes(path: Path, objects: Sequence[Object], number: Mapping[str, int], men
     )
 
 
-def _read(source: Source, targets: Sequence[Boxes], index: int) -> Sample[Boxes]:
-    return Sample(source.read(index), targets[index])
+def _read(tree: Tree, images: Sequence[str], targets: Sequence[Boxes], index: int) -> Sample[Boxes]:
+    return Sample(read_image(tree.image(images[index]), tree.config), targets[index])
 
 
 def _stamp(source: Source, targets: Sequence[Boxes], index: int) -> bytes:

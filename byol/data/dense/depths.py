@@ -34,11 +34,9 @@ def open_depth(on: str, config: Data, unit: float = 1e-3) -> Task:
     file = path / NYU if (path / NYU).is_file() else path
     if file.suffix == ".mat" or on == "nyu":
         return _nyu(on, file)
-    parts = find_pairs(path, WORDS)
+    parts = find_pairs(path, WORDS, config)
     read = partial(_metres, unit)
-    return task_of(
-        on, (), METRIC, {k: part_of(path, v, read, WORDS.what, config.max_megapixels) for k, v in parts.items()}
-    )
+    return task_of(on, (), METRIC, {k: part_of(path, v, read, WORDS.what, config) for k, v in parts.items()})
 
 
 def _metres(unit: float, values: np.ndarray) -> Tensor:

@@ -56,8 +56,8 @@ def _voc(name: str, tree: Path, config: Data) -> Task:
     def samples(names: list[str], masks: str) -> list[Pair]:
         return [Pair(f"JPEGImages/{n}.jpg", f"{masks}/{n}.png") for n in names]
 
-    part = part_of(tree, samples(train, folder), read, "mask", config.max_megapixels)
-    last = part_of(tree, samples(test, "SegmentationClass"), read, "mask", config.max_megapixels)
+    part = part_of(tree, samples(train, folder), read, "mask", config)
+    last = part_of(tree, samples(test, "SegmentationClass"), read, "mask", config)
     if len(part) < 2 or not len(last):
         raise BadData(f"{printable(lists)} names {len(part)} training and {len(last)} test images.")
     enough = MOST * len(part) >= VOC_VALIDATION
@@ -75,7 +75,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def _folder(name: str, root: Path, config: Data, void: int, colours: str) -> Task:
-    parts = find_pairs(root, WORDS)
+    parts = find_pairs(root, WORDS, config)
     if colours:
         classes, table = read_colours(Path(colours))
     else:
@@ -83,7 +83,7 @@ def _folder(name: str, root: Path, config: Data, void: int, colours: str) -> Tas
         first = parts.get("train") or next(iter(parts.values()))
         classes, void = _classes(root, first, config, void)
     read = partial(_numbers, len(classes), void, table)
-    sets = {part: part_of(root, pairs, read, "mask", config.max_megapixels) for part, pairs in parts.items()}
+    sets = {part: part_of(root, pairs, read, "mask", config) for part, pairs in parts.items()}
     return task_of(name, classes, "mIoU", sets)
 
 
@@ -114,7 +114,7 @@ def _numbers_used(root: Path, pairs: list[Pair], config: Data) -> set[int]:
     with bar("Looking for classes", len(pairs), "masks") as shown:
         for pair in pairs:
             try:
-                values = _plain(read_values(root / pair.target, config.max_megapixels))
+                values = _plain(read_values(root / pair.target, config))
             except BadImage as error:
                 say(f"{printable(pair.target)}: {error}")
                 continue

@@ -13,8 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from byol.data.decode import decode, decode_values, open_image, printable
-from byol.data.folder import SPLITS, check_root, supported
+from byol.config import Data
+from byol.data.decode import decode_values, open_image, printable
+from byol.data.dense.images import read_image, suffixes
+from byol.data.folder import SPLITS, check_root
+from byol.data.formats import format_of
 from byol.data.parts import Metric, Part, Sample, Sealed, Task, held_out_fraction, of_samples
 from byol.data.source import BadImage
 from byol.errors import BadData
@@ -54,11 +57,11 @@ class Words:
         return re.subn(rf"(?<![a-z])(?:{words})(?![a-z])[._-]?", "", text, flags=re.IGNORECASE)
 
 
-def find_pairs(root: Path, words: Words) -> dict[str, list[Pair]]:
+def find_pairs(root: Path, words: Words, config: Data) -> dict[str, list[Pair]]:
     """part ("" for none) → its pairs, sorted by name. The part is the first folder of the path that names one."""
     check_root(root)
     images, targets = dict[str, str](), dict[str, str]()
-    for path in _files(root):
+    for path in _files(root, suffixes(config)):
         key, is_target = words.key(path)
         found = targets if is_target else images
         if key in found:
@@ -86,9 +89,8 @@ def _example(words: Words) -> str:
     return re.sub(r"\(.*|\?.*", "", words.target.split("|")[0])
 
 
-def _files(root: Path) -> list[str]:
+def _files(root: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Relative paths of all image files below the root."""
-    suffixes = tuple("." + extension for extension in supported())
     found = []
     for where, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__MACOSX"]
@@ -105,27 +107,24 @@ def _split(key: str) -> str:
     return next((ALIASES[folder] for folder in key.lower().split("/")[:-1] if folder in ALIASES), "")
 
 
-def part_of(
-    root: Path, pairs: list[Pair], read: Callable[[np.ndarray], Tensor], what: str, max_megapixels: float
-) -> Part:
+def part_of(root: Path, pairs: list[Pair], read: Callable[[np.ndarray], Tensor], what: str, config: Data) -> Part:
     """The pairs as a part; `read` makes the target (H, W) of what the map's file holds, or raises `BadImage`."""
     return of_samples(
         printable(root),
         len(pairs),
-        partial(_read, root, pairs, read, what, max_megapixels),
+        partial(_read, root, pairs, read, what, config),
         partial(_describe, pairs),
         partial(_stamp, root, pairs),
     )
 
 
 def _read(
-    root: Path, pairs: list[Pair], read: Callable[[np.ndarray], Tensor], what: str, max_megapixels: float, index: int
+    root: Path, pairs: list[Pair], read: Callable[[np.ndarray], Tensor], what: str, config: Data, index: int
 ) -> Sample[Tensor]:
     pair = pairs[index]
-    with open_image(os.fsencode(root / pair.image)) as file:
-        image = decode(file, max_megapixels)
+    image = read_image(root / pair.image, config)
     try:
-        target = read(read_values(root / pair.target, max_megapixels))
+        target = read(read_values(root / pair.target, config))
     except BadImage as error:
         raise BadImage(f"{what} {pair.target}: {error}") from None
     if target.shape != image.shape[1:]:
@@ -134,10 +133,14 @@ def _read(
     return Sample(image, target)
 
 
-def read_values(path: Path, max_megapixels: float) -> np.ndarray:
+def read_values(path: Path, config: Data) -> np.ndarray:
     """(H, W) as they are stored, or (H, W, 3) of a map in colours."""
+    kind = format_of(path.name)
+    if kind and kind.name != "TIFF":
+        stored = read_image(path, config).numpy()
+        return stored[0] if len(stored) == 1 else stored.transpose(1, 2, 0)
     with open_image(os.fsencode(path)) as file:
-        return decode_values(file, max_megapixels)
+        return decode_values(file, config.max_megapixels)
 
 
 def _describe(pairs: list[Pair], index: int) -> str:

@@ -25,7 +25,7 @@ from byol.data.loader import generator
 from byol.data.parts import Part, Sample, Task
 from byol.evals.dense import geometry
 from byol.evals.dense.backbone import backbone, feature_maps, strides
-from byol.evals.dense.training import Work, normalized, picture, readable, samples_of, train, watched
+from byol.evals.dense.training import Work, normalized, picture, readable, samples_of, train, visible, watched
 from byol.evals.encoder import Encoder
 from byol.evals.fit import Recipe
 from byol.evals.protocol import Result, Session
@@ -121,7 +121,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Depth, session: Session) -> Res
     model, chosen = train(work, task, recipe, settings, encoder, session)
     test, kept = task.test.open(), list[Prediction]()
     figures = scores(watched(predictions(model, test, spec, encoder, "Testing"), len(test), kept))
-    _picture(session.out, kept)
+    _picture(session.out, kept, encoder.config.data)
     return chosen.result(figures, {"steps": chosen.steps, "batch": batch})
 
 
@@ -147,16 +147,20 @@ def make_batch(spec: Depth, part: Part, recipe: Recipe, step: int) -> Batch:
         image, depth = (pixels.flip(-1) for pixels in pair) if flip else pair
         images.append(image)
         depths.append(depth)
-    return Batch(recolour(torch.stack(images).float() / 255, spec, recipe.seed, step), torch.stack(depths))
+    return Batch(recolour(geometry.unit(torch.stack(images)), spec, recipe.seed, step), torch.stack(depths))
 
 
 def recolour(images: Tensor, spec: Depth, seed: int, step: int) -> Tensor:
-    """Brightness, saturation and hue of every image (B, 3, H, W) in [0, 1]; some lose their colour first."""
+    """Brightness, saturation and hue of every image (B, 3, H, W) in [0, 1]; some lose their colour first. Of other
+    channels than colours the brightness alone."""
     uniform = torch.rand(len(images), 4, generator=generator("depth colours", seed, step))
     grey, brightness, saturation, hue = uniform.unbind(1)
-    grey_ones = (grey < spec.grayscale)[:, None, None, None]
-    images = torch.where(grey_ones, views.to_grayscale(images), images)
+    colours = images.shape[1] == 3
+    if colours:
+        images = torch.where((grey < spec.grayscale)[:, None, None, None], views.to_grayscale(images), images)
     images = views.adjust_brightness(images, spec.brightness * (2 * brightness - 1)).clamp_(0, 1)
+    if not colours:
+        return images
     images = views.adjust_saturation(images, 1 + spec.saturation * (2 * saturation - 1)).clamp_(0, 1)
     return views.adjust_hue(images, spec.hue * (2 * hue - 1)).clamp_(0, 1)
 
@@ -178,7 +182,7 @@ def reverse_huber(found: Tensor, depths: Tensor) -> Tensor:
 
 
 class Prediction(NamedTuple):
-    image: Tensor  # uint8 (3, h, w), as the network saw it
+    image: Tensor  # (C, h, w), as the network saw it
     depth: Tensor  # float32 (H, W) metres, 0: no reading
     found: Tensor  # float32 (H, W)
 
@@ -187,7 +191,7 @@ def predictions(model: nn.Module, part: Part, spec: Depth, encoder: Encoder, tit
     for _, sample in readable(part, title):
         image, depth = crop(sample, spec)
         with torch.inference_mode(), encoder.place.autocast():
-            found = model(normalized(image[None].float() / 255, encoder))
+            found = model(normalized(geometry.unit(image[None]), encoder))
         size = (depth.shape[0], depth.shape[1])
         found = F.interpolate(found[None].float(), size, mode="bilinear", align_corners=False)[0, 0]
         yield Prediction(image, depth, found.clamp(min=NEAREST).cpu())
@@ -209,15 +213,17 @@ def scores(found: Iterator[Prediction]) -> dict[str, float]:
     return dict(zip(names, map(float, shares), strict=True))
 
 
-def _picture(out: Path | None, kept: list[Prediction]) -> None:
+def _picture(out: Path | None, kept: list[Prediction], data: Data) -> None:
     """Image, prediction and truth, in colours over the range of nearly all readings."""
     readings = torch.cat([p.depth[p.depth > 0] for p in kept]) if kept else torch.empty(0)
     if not len(readings):
         return
     low, high = np.percentile(readings.numpy(), (1, 99)).tolist()
-    rows = [[p.image, pictures.of_depth(p.found, low, high), pictures.of_depth(p.depth, low, high)] for p in kept]
+    seen, words = visible([p.image for p in kept], data)
+    maps = ([pictures.of_depth(depth, low, high) for depth in (p.found, p.depth)] for p in kept)
+    rows = [[image, *both] for image, both in zip(seen, maps, strict=True)]
     metres = torch.linspace(low, high, 5)
     colours = pictures.of_depth(metres[None], low, high)[:, 0].T.tolist()
     legend = [(f"{m:.1f} m", (r, g, b)) for m, (r, g, b) in zip(metres.tolist(), colours, strict=True)]
     legend.append(("no reading", (0, 0, 0)))
-    picture(out, rows, ("image", "prediction", "truth"), legend)
+    picture(out, rows, ("image", "prediction", "truth"), legend, words)

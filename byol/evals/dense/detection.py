@@ -27,8 +27,8 @@ from byol.evals.budget import coarse_first
 from byol.evals.dense.average_precision import Found, Precision, average_precisions, mean_precision
 from byol.evals.dense.backbone import backbone
 from byol.evals.dense.faster_rcnn import FasterRCNN, Pixels
-from byol.evals.dense.geometry import resize_image
-from byol.evals.dense.training import Work, readable, samples_of, train, watched
+from byol.evals.dense.geometry import resize_image, unit
+from byol.evals.dense.training import Work, readable, samples_of, train, visible, watched
 from byol.evals.encoder import Encoder
 from byol.evals.fit import Recipe
 from byol.evals.protocol import Result, Session
@@ -39,7 +39,7 @@ TILE, CERTAIN = 320, 0.3  # longer side of an image in the picture, and the scor
 
 
 class Batch(NamedTuple):
-    """Images uint8 (3, H, W) of any size with their objects, and the seed by which anchors and regions are drawn."""
+    """Images (C, H, W) of any size with their objects, and the seed by which anchors and regions are drawn."""
 
     samples: list[Sample[Boxes]]
     seed: int
@@ -76,7 +76,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Detection, session: Session) ->
     mean = mean_precision(each)
     if not mean.objects:
         raise BadData(f"{task.name}: none of the {len(test)} test images has an object that counts.")
-    _picture(session.out, kept, task.classes)
+    _picture(session.out, kept, task.classes, encoder.config.data)
     extra = {"steps": chosen.steps, "AP50": {n: _record(p) for n, p in zip(task.classes, each, strict=True)}}
     return chosen.result(_record(mean), extra)
 
@@ -118,8 +118,7 @@ def _factors(before: tuple[int, int], after: tuple[int, int]) -> Tensor:
 
 def _prepared(image: Tensor, encoder: Encoder) -> Tensor:
     config = encoder.config.views
-    pixels = image.to(encoder.place.device).float() / 255
-    return views.normalize(pixels, config.mean, config.std)
+    return views.normalize(unit(image.to(encoder.place.device)), config.mean, config.std)
 
 
 def _placed(pixels: Pixels, encoder: Encoder) -> Pixels:
@@ -162,15 +161,16 @@ def _score(model: nn.Module, part: Part, classes: int, spec: Detection, encoder:
     return mean.area if mean.objects else 0.0
 
 
-def _picture(out: Path | None, kept: Sequence[Prediction], classes: Sequence[str]) -> None:
+def _picture(out: Path | None, kept: Sequence[Prediction], classes: Sequence[str], data: Data) -> None:
     """predictions.png: what was found with some certainty beside the truth, in cells of the first image's shape."""
     if out is None or not kept:
         return
     height, width = kept[0].sample.image.shape[1:]
     factor = TILE / max(height, width)
     cell = max(1, round(width * factor)), max(1, round(height * factor))
+    seen, words = visible([prediction.sample.image for prediction in kept], data)
     rows = []
-    for (image, truth), found in kept:
+    for image, ((_, truth), found) in zip(seen, kept, strict=True):
         certain = found.scores >= CERTAIN
         scores = [f"{score:.0%}" for score in found.scores[certain].tolist()]
         marks = ["difficult" if hard else "" for hard in truth.difficult.tolist()]
@@ -179,4 +179,4 @@ def _picture(out: Path | None, kept: Sequence[Prediction], classes: Sequence[str
     legend = [(name, pictures.class_colour(number + 1)) for number, name in enumerate(classes)]
     out.mkdir(parents=True, exist_ok=True)
     titles = (f"prediction, score from {CERTAIN:.0%}", "truth")
-    pictures.sheet(out / "predictions.png", rows, titles, cell, legend)
+    pictures.sheet(out / "predictions.png", rows, titles, cell, legend, footnote=words)

@@ -29,25 +29,26 @@ def draw(seed: int, step: int, batch: int, scales: tuple[float, float] = (1.0, 1
 
 
 def apply(image: Tensor, target: Tensor, drawn: Draw, place: int, crop: int, fill: Fill) -> tuple[Tensor, Tensor]:
-    """uint8 (3, crop, crop) and the target (crop, crop) for image `place` of a drawn batch; `fill` where none is."""
+    """Image (C, crop, crop) and target (crop, crop) for image `place` of a drawn batch; `fill` where there is none."""
     factor = float(drawn.scale[place])
     height, width = (max(1, round(side * factor)) for side in image.shape[1:])
     image, target = resize_image(image, (height, width)), resize_map(target, (height, width))
     y, x = float(drawn.y[place]), float(drawn.x[place])
-    image, target = window(image, y, x, crop, fill.colour), window(target[None], y, x, crop, [fill.target])[0]
+    colour = [round(255 * v) for v in fill.colour] if image.dtype == torch.uint8 else fill.colour
+    image, target = window(image, y, x, crop, colour), window(target[None], y, x, crop, [fill.target])[0]
     return (image.flip(-1), target.flip(-1)) if drawn.flip[place] else (image, target)
 
 
 class Fill(NamedTuple):
     """What stands where the crop reaches beyond the image."""
 
-    colour: Sequence[float]  # of the image, a value a channel
+    colour: Sequence[float]  # of the image, a value in [0, 1] a channel
     target: float
 
 
-def mean_colour(mean: Sequence[float]) -> list[float]:
-    """The colour that normalization makes 0, as uint8 values."""
-    return [round(255 * value) for value in mean]
+def unit(images: Tensor) -> Tensor:
+    """8-bit values in [0, 1]; others are there already."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def window(pixels: Tensor, y: float, x: float, crop: int, fill: Sequence[float]) -> Tensor:

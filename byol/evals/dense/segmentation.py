@@ -6,7 +6,7 @@ together; mean intersection over union on the central crop of the test images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from byol.errors import UsageError
 from byol.evals.budget import coarse_first
 from byol.evals.dense import geometry
 from byol.evals.dense.backbone import backbone, dilate, feature_maps
-from byol.evals.dense.training import Work, normalized, picture, readable, samples_of, sizes, train, watched
+from byol.evals.dense.training import Work, normalized, picture, readable, samples_of, sizes, train, visible, watched
 from byol.evals.encoder import Encoder
 from byol.evals.fit import Recipe
 from byol.evals.protocol import Result, Session
@@ -35,7 +35,7 @@ from byol.run import pictures
 
 
 class Batch(NamedTuple):
-    images: Tensor  # uint8 (B, 3, S, S)
+    images: Tensor  # uint8 (B, 3, S, S), or float32 (B, C, S, S) of other images
     masks: Tensor  # uint8 (B, S, S)
 
 
@@ -71,7 +71,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Segmentation, session: Session)
     crop = crop_of(task.train, spec)
     work = Work(
         partial(_model, encoder, len(task.classes), spec),
-        partial(make_batch, crop, spec, geometry.mean_colour(encoder.config.views.mean)),
+        partial(make_batch, crop, spec, encoder.config.views.mean),
         partial(_loss, encoder),
         lambda model, part: mean_iou(confusion(predictions(model, part, spec, encoder), len(task.classes))),
         replace(spec, lrs=()),
@@ -83,7 +83,7 @@ def evaluate(encoder: Encoder, task: Task, spec: Segmentation, session: Session)
     test, kept = task.test.open(), list[Prediction]()
     results = watched(predictions(model, test, spec, encoder, "Testing"), len(test), kept)
     counts = confusion(results, len(task.classes))
-    _picture(session.out, kept, task.classes)
+    _picture(session.out, kept, task.classes, encoder.config.data)
     scores = dict(zip(task.classes, _shares(counts), strict=True))
     extra = {"steps": chosen.steps, "crop": crop, "iou": {n: None if np.isnan(v) else v for n, v in scores.items()}}
     figures = {"mIoU": mean_iou(counts), "pixels": float(np.trace(counts) / max(counts.sum(), 1))}
@@ -101,7 +101,7 @@ def _model(encoder: Encoder, classes: int, spec: Segmentation, seed: int) -> FCN
     return FCN(backbone(encoder), classes, spec.channels, spec.dilation)
 
 
-def make_batch(crop: int, spec: Segmentation, colour: list[float], part: Part, recipe: Recipe, step: int) -> Batch:
+def make_batch(crop: int, spec: Segmentation, colour: Sequence[float], part: Part, recipe: Recipe, step: int) -> Batch:
     drawn = geometry.draw(recipe.seed, step, recipe.batch, (spec.shrink * spec.scales[0], spec.shrink * spec.scales[1]))
     fill = geometry.Fill(colour, VOID)
     pairs = [
@@ -115,7 +115,7 @@ def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy a pixel, VOID left out; 0 where a batch has nothing else."""
     masks = sent(batch.masks, encoder.place.device).long()
     losses = F.cross_entropy(
-        model(normalized(batch.images.float() / 255, encoder)).float(), masks, ignore_index=VOID, reduction="sum"
+        model(normalized(geometry.unit(batch.images), encoder)).float(), masks, ignore_index=VOID, reduction="sum"
     )
     return losses / (masks != VOID).sum().clamp(min=1)
 
@@ -123,7 +123,7 @@ def _loss(encoder: Encoder, model: nn.Module, batch: Batch) -> Tensor:
 class Prediction(NamedTuple):
     """The central crop of an image."""
 
-    image: Tensor  # uint8 (3, h, w), as the network saw it
+    image: Tensor  # (C, h, w), as the network saw it
     mask: Tensor  # uint8 (H, W)
     found: Tensor  # uint8 (H, W), never VOID
 
@@ -135,7 +135,7 @@ def predictions(
     for _, sample in readable(part, title):
         image, mask = geometry.shrunk(*sample, spec.shrink, spec.test_crop, spec.test_crop)
         with torch.inference_mode(), encoder.place.autocast():
-            scores = model(normalized(image[None].float() / 255, encoder))
+            scores = model(normalized(geometry.unit(image[None]), encoder))
         size = (mask.shape[0], mask.shape[1])
         scores = F.interpolate(scores, size, mode="bilinear", align_corners=False)
         yield Prediction(image, mask, scores[0].argmax(0).to(torch.uint8).cpu())
@@ -165,8 +165,10 @@ def mean_iou(counts: np.ndarray) -> float:
     return float(np.mean(found)) if found else 0.0
 
 
-def _picture(out: Path | None, kept: list[Prediction], classes: tuple[str, ...]) -> None:
-    rows = [[p.image, pictures.of_classes(p.found, VOID), pictures.of_classes(p.mask, VOID)] for p in kept]
+def _picture(out: Path | None, kept: list[Prediction], classes: tuple[str, ...], data: Data) -> None:
+    seen, words = visible([p.image for p in kept], data)
+    maps = ((pictures.of_classes(p.found, VOID), pictures.of_classes(p.mask, VOID)) for p in kept)
+    rows = [[image, *both] for image, both in zip(seen, maps, strict=True)]
     legend = [(name, pictures.class_colour(number)) for number, name in enumerate(classes)]
     legend.append(("not counted", (255, 255, 255)))
-    picture(out, rows, ("image", "prediction", "truth"), legend)
+    picture(out, rows, ("image", "prediction", "truth"), legend, words)

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from byol import views
-from byol.config import Config
+from byol.config import Config, Data
 from byol.crops import sent
+from byol.data.dense.images import is_plain
 from byol.data.loader import SUBSTITUTES, Bad, batch_positions, check_bad, fits, in_threads, worker_count
 from byol.data.parts import Part, Sample, Task, joined, of_samples
 from byol.data.source import BadImage
 from byol.data.workers import loaded
 from byol.errors import BadData
 from byol.evals.budget import Setting
+from byol.evals.dense.geometry import unit
 from byol.evals.encoder import Encoder
 from byol.evals.fit import Recipe, fit
 from byol.evals.protocol import Chosen, Session, Study, choose, dependencies, final
 from byol.run import pictures
+from byol.run.painting import chosen_bands, painted, some_pixels
 from byol.run.progress import bar, say
 
 T = TypeVar("T")
@@ -69,7 +72,7 @@ def train(
 
 
 def normalized(images: Tensor, encoder: Encoder) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1] as the encoder saw them in pretraining, where it computes."""
+    """Images (B, C, H, W) in [0, 1] as the encoder saw them in pretraining, where it computes."""
     config, place = encoder.config, encoder.place
     return place.images(views.normalize(sent(images, place.device), config.views.mean, config.views.std), config)
 
@@ -138,8 +141,9 @@ def _read_all(part: Part) -> Iterator[Sample[Any] | BadImage]:
 
 def _fits(part: Part, config: Config) -> bool:
     pixels = [height * width for height, width in sizes(part)]
-    # 3 bytes a pixel of the image and 4 of a depth map, the largest kind of target.
-    return fits(7 * len(part) * float(np.mean(pixels or [0])), config)
+    # 3 bytes a pixel of 8-bit colours, or 4 a channel; and 4 of a depth map, the largest kind of target.
+    image = 3 if is_plain(config.data) else 4 * config.data.channels
+    return fits((image + 4) * len(part) * float(np.mean(pixels or [0])), config)
 
 
 def sizes(part: Part, count: int = 16) -> list[tuple[int, int]]:
@@ -161,8 +165,21 @@ def watched(results: Iterator[T], total: int, kept: list[T]) -> Iterator[T]:
         yield result
 
 
+def visible(images: Sequence[Tensor], data: Data) -> tuple[list[Tensor], str]:
+    """Images in 8 bits or in [0, 1] as uint8 (3, H, W), and in words what the colours are where they are not given."""
+    if not images or all(image.dtype == torch.uint8 and len(image) == 3 for image in images):
+        return list(images), ""
+    units = [unit(image) for image in images]
+    paint = painted(torch.cat(list(map(some_pixels, units)), 1), None, chosen_bands(data.bands, len(units[0])))
+    return [paint.unit(image) for image in units], paint.words
+
+
 def picture(
-    out: Path | None, rows: list[list[Tensor]], titles: tuple[str, ...], legend: list[tuple[str, pictures.Colour]]
+    out: Path | None,
+    rows: list[list[Tensor]],
+    titles: tuple[str, ...],
+    legend: list[tuple[str, pictures.Colour]],
+    footnote: str = "",
 ) -> None:
     """predictions.png: a row an image, cells of the first one's shape."""
     if out is None or not rows:
@@ -171,7 +188,7 @@ def picture(
     factor = PICTURE / max(height, width)
     out.mkdir(parents=True, exist_ok=True)
     cell = max(1, round(width * factor)), max(1, round(height * factor))
-    pictures.sheet(out / "predictions.png", rows, titles, cell, legend)
+    pictures.sheet(out / "predictions.png", rows, titles, cell, legend, footnote=footnote)
 
 
 def readable(part: Part, title: str = "Testing") -> Iterator[tuple[int, Sample[Any]]]:

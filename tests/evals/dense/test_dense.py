@@ -113,7 +113,7 @@ def test_pairs_are_found(words: Any, image: str, target: str, part: str, tmp_pat
             (tmp_path / path).write_text("no image")
         else:
             write_image(tmp_path / path)
-    assert find_pairs(tmp_path, words) == {part: [(image, target)]}
+    assert find_pairs(tmp_path, words, Data()) == {part: [(image, target)]}
 
 
 def test_words_inside_names_do_not_count() -> None:
@@ -126,17 +126,17 @@ def test_what_is_no_set_of_pairs(tmp_path: Path) -> None:
     """Breaks if an empty folder, a map without image, or two images for one map give anything but a sentence."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadData, match=r"No pairs of image and mask .* 0 images and 0 masks"):
-        find_pairs(tmp_path / "empty", MASK)
+        find_pairs(tmp_path / "empty", MASK, Data())
     with pytest.raises(UsageError, match="There is no folder"):
-        find_pairs(tmp_path / "nowhere", MASK)
+        find_pairs(tmp_path / "nowhere", MASK, Data())
     write_image(tmp_path / "set" / "images" / "a.jpg")
     write_image(tmp_path / "set" / "masks" / "a.png")
     write_image(tmp_path / "set" / "masks" / "b.png")
     with pytest.raises(BadData, match=r"The mask .*masks/b.png has no image \(1 such\)"):
-        find_pairs(tmp_path / "set", MASK)
+        find_pairs(tmp_path / "set", MASK, Data())
     write_image(tmp_path / "set" / "images" / "a.png")
     with pytest.raises(BadData, match=r"a.jpg and images/a.png .* both be the image of a"):
-        find_pairs(tmp_path / "set", MASK)
+        find_pairs(tmp_path / "set", MASK, Data())
 
 
 def test_bad_samples_are_left_out_up_to_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +250,7 @@ def test_image_and_map_are_cut_alike() -> None:
     blocks = torch.arange(1, 13, dtype=torch.uint8).view(3, 4).mul_(20)
     target = blocks.repeat_interleave(16, 0).repeat_interleave(16, 1)  # (48, 64)
     image = target.expand(3, -1, -1).contiguous()
-    fill = geometry.Fill([7, 7, 7], 7)
+    fill = geometry.Fill([7 / 255] * 3, 7)
     drawn = geometry.draw(3, 0, 40, (0.5, 2.0))
     assert 0.5 <= drawn.scale.min() < 0.7
     assert 1.8 < drawn.scale.max() <= 2.0

@@ -262,7 +262,8 @@ def test_annotations_become_boxes_between_pixels(tmp_path: Path, capsys: pytest.
     task = voc(
         write_tree(
             tmp_path / "tree", [first, "", *PLAIN[:2], thing(9, 9, 9, 9) + thing(1, 1, 5, 5, name="ufo"), ""], LISTS
-        )
+        ),
+        Data(),
     )
     assert task.classes == ("cup", "pen")
     target = task.train.read(0).target
@@ -289,7 +290,7 @@ def test_annotations_become_boxes_between_pixels(tmp_path: Path, capsys: pytest.
 )
 def test_the_three_parts(tmp_path: Path, lists: dict[str, list[int]], sizes: tuple[int, int, int]) -> None:
     """Breaks if lists are not kept to, parts overlap, or val is not the test where there is no other."""
-    task = voc(write_tree(tmp_path / "VOC2007", PLAIN, lists).parent)
+    task = voc(write_tree(tmp_path / "VOC2007", PLAIN, lists).parent, Data())
     parts = (task.train, task.validation, task.test.open())
     assert tuple(len(part) for part in parts) == sizes
     names = [part.describe(index) for part in parts for index in range(len(part))]
@@ -353,7 +354,7 @@ def test_a_bad_tree_is_one_sentence_before_any_training(
     root = write_tree(tmp_path / "tree", PLAIN, LISTS)
     spoil(root)
     with pytest.raises(BadData, match=re.escape(words)):
-        voc(root)
+        voc(root, Data())
 
 
 def test_no_tree_at_all(tmp_path: Path) -> None:
@@ -404,7 +405,7 @@ def test_a_test_part_without_objects_is_said(tmp_path: Path) -> None:
     """Breaks if an average precision of nothing is reported as a figure."""
     tree = write_tree(tmp_path / "tree", [*PLAIN[:4], "", ""], LISTS)
     with pytest.raises(BadData, match="none of the 2 test images"):
-        detection.evaluate(encoder_of(), voc(tree), replace(SMALL, steps=1), Session())
+        detection.evaluate(encoder_of(), voc(tree, Data()), replace(SMALL, steps=1), Session())
 
 
 @pytest.mark.skipif(not BCCD.exists(), reason="needs bccd-voc.zip, which may not be kept here, in ../shared/data")
@@ -412,7 +413,7 @@ def test_a_real_tree(tmp_path: Path) -> None:
     """Breaks if a published tree is not understood: sizes and objects as counted in its files."""
     with zipfile.ZipFile(BCCD) as archive:
         archive.extractall(tmp_path)
-    task = voc(tmp_path)
+    task = voc(tmp_path, Data())
     assert (len(task.train), len(task.validation)) == (205, 87)
     assert task.classes == ("Platelets", "RBC", "WBC")
     parts = (task.train, task.validation, task.test.open())

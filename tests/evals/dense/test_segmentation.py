@@ -96,13 +96,14 @@ def test_batches_pad_with_what_does_not_count(tmp_path: Path) -> None:
     """Breaks if a small image is padded with a class, or the padding is not the mean colour, or a step repeats."""
     task = open_masks("scenes:20", Data(resolution=32))
     spec, recipe = Segmentation(crop=48, scales=(0.5, 1.0)), Recipe(2, 4, 0.1, 0.0)
-    first, second = (make_batch(48, spec, [124, 116, 104], task.train, recipe, step) for step in (0, 1))
+    mean = [124 / 255, 116 / 255, 104 / 255]
+    first, second = (make_batch(48, spec, mean, task.train, recipe, step) for step in (0, 1))
     assert first.images.shape == (4, 3, 48, 48)
     around = first.masks == VOID
     assert around.float().mean() > 0.5
     assert (first.images.permute(0, 2, 3, 1)[around] == torch.tensor([124, 116, 104])).all()
     assert not torch.equal(first.masks, second.masks)
-    assert torch.equal(first.images, make_batch(48, spec, [124, 116, 104], task.train, recipe, 0).images)
+    assert torch.equal(first.images, make_batch(48, spec, mean, task.train, recipe, 0).images)
     assert crop_of(task.train, Segmentation()) == 64  # 32 px twice as large fill no more
     assert crop_of(task.train, Segmentation(crop=40)) == 40
 
