@@ -180,7 +180,7 @@ def scaling(record: dict[str, Any]) -> str:
     lines = [
         f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
         f"batch {record['batch']},",
-        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
+        f"one thread a process, the fastest step of up to {rounds} rounds in turns, with a load of "
         f"{record['load_before']:.1f} before.",
         "",
         "| variant | images/s | worst / best round | ratio |",
@@ -190,7 +190,8 @@ def scaling(record: dict[str, Any]) -> str:
     for name, rate in record["best"].items():
         lines.append(f"| {name} | {rate:.0f} | {record['worst_over_best'][name]:.2f} | {ratios.get(name, '')} |")
     if planned:
-        lines += ["", f"`byol plan --device-type here` / measured step: {', '.join(f'{p:.2f}' for p in planned)}."]
+        figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
+        lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
     return "\n".join(lines) + "\n"
 
 
