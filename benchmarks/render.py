@@ -195,6 +195,26 @@ def scaling(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def together(record: dict[str, Any]) -> str:
+    """Both views in one pass against one after the other, a line a case."""
+    lines = [
+        "Both views in one pass (`run.views_together`) against one after the other, on one core: processor seconds of",
+        f"the fastest of {record['steps']} steps in turns, and what steps add to a process's memory "
+        "(`benchmarks/together.py`, float32).",
+        "",
+        "| encoder | px | batch | seconds apart | together | speed | MB apart | together |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        network = row.get("network.encoder", "that of cifar10-cpu")
+        times, memory = row["seconds"], row["megabytes"]
+        lines.append(
+            f"| {network} | {row.get('data.resolution', 32)} | {row['optim.batch']} | {times['apart']:.3f} | "
+            f"{times['together']:.3f} | {row['speed']:.2f} | {memory['apart']:.0f} | {memory['together']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def _spread(figure: str, test: dict[str, float]) -> str:
     return f" ± {shown(figure, test['half_range'])}" if test["seeds"] > 1 else ""
 
@@ -375,6 +395,7 @@ def scores(results: Path) -> str:
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
     parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
     parts.append(scaling(read_json(results / "scaling.json")))
+    parts.append(together(read_json(results / "views-together.json")))
     return "\n".join(parts)
 
 

@@ -6,8 +6,8 @@ Every variant is started anew in every round, forwards and backwards in turn, so
 on all of them alike; a round's figure is its fastest step, which others on the machine have lengthened least, and a
 variant's figure is its best round; its range says what that is worth. No round begins that would not end within the
 minutes. The last lines compare `byol plan --device-type here` with measured steps of twice the images. Writes
-results/scaling.json after every round. On a machine with other work the ratios of one and two processes mean little: the
-record says how busy it was.
+results/scaling.json after every round. On a machine with other work the ratios of one and two processes mean little:
+the record says how busy it was.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
     The gradient costs twice its forward pass. A step passes two views through the online network and its predictor,
     forward and back, and two through the target, forward.
     """
-    view = _blank_view(config)
+    view, mode = _blank_view(config), model.training
+    model.eval()  # so that a batch is one view, whatever it is in training
     with torch.no_grad():
         with counted(model.online) as branch:
             _, projection = model.online(view)
@@ -136,6 +137,7 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
         with counted(model.target or nn.Identity()) as other:
             if model.target is not None:
                 model.target(view)
+    model.train(mode)
     one, more, target = (sum(flops) / PROBE_IMAGES for flops in (branch, predictor, other))
     trained = 3 * (one + more) + (one if config.run.recompute else 0.0)
     return one, 2 * trained + 2 * target
@@ -173,7 +175,7 @@ def activation_bytes(model: method.Method, config: Config) -> float:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         next(model.orders(view, view))
-    return sum(t.numel() * t.element_size() for t in kept.values()) / PROBE_IMAGES
+    return sum(t.untyped_storage().nbytes() for t in kept.values()) / PROBE_IMAGES
 
 
 def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pace:
