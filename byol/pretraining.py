@@ -234,7 +234,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     if first == 0:
         processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
     engine = engine_of(state, setup)
-    late = Late()
+    late = Late(config.run.log_every)
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)

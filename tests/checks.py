@@ -134,8 +134,15 @@ LOSSES: dict[str, Both] = {
 
 def exchanges_agree() -> None:
     collectives.BUCKET_BYTES = 100
+    before = os.sched_getaffinity(0)
     with processes.joined(False, TIMEOUT):
         rank, world = processes.rank(), processes.world()
+        own = torch.tensor([core in os.sched_getaffinity(0) for core in range(max(before) + 1)]).int()
+        assert processes.cores() == max(1, int(own.sum()) if len(before) >= world else len(before) // world)
+        # Each core is one process's, all are somebody's, and nobody has fewer than its share.
+        counts = collectives.all_reduce(own.clone()).tolist()
+        assert set(counts) - {0} == {1 if len(before) >= world else world}
+        assert {core for core, count in enumerate(counts) if count} == before
         tensors = [torch.full((3, 7), float(rank)), torch.full((2,), float(rank), dtype=torch.float64)]
         tensors += [torch.full((2, 2, 3, 3), rank + 1.0).contiguous(memory_format=torch.channels_last)] * 1
         collectives.average(tensors)
@@ -152,6 +159,7 @@ def exchanges_agree() -> None:
         processes.meet()
         assert rank or set(processes.posted()) == {f"from {other}" for other in range(1, world)}
         assert rank or processes.posted() == []
+    assert os.sched_getaffinity(0) == before
     with processes.joined(False, TIMEOUT):  # a second run of the same processes
         assert processes.from_first(lambda: rank) == 0
 

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -61,6 +61,7 @@ class Job:
     turns: Iterator[int] = field(default_factory=itertools.count)
     groups: dict[int, Any] = field(default_factory=dict)
     heard: int = 0
+    kept: set[int] | None = None  # the cores that this process had before it kept to its share of them
     answered: float = math.inf  # when the store last answered; infinite before the first beat and after the last
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -117,6 +118,39 @@ def local_world() -> int:
     return _job.seat.local_world if _job else 1
 
 
+def cores() -> int:
+    """How many this process may use: a share of those that it has in common with others of its machine."""
+    if not hasattr(os, "sched_getaffinity"):
+        return max(1, (os.cpu_count() or 1) // local_world())
+    mine = len(os.sched_getaffinity(0))
+    return mine if _job is None or _job.kept else max(1, mine // local_world())
+
+
+def share(allowed: Collection[int], place: int, count: int) -> set[int]:
+    """Of some cores, those of one of `count` processes; none if there are fewer cores than processes."""
+    if count > len(allowed):
+        return set()
+    return set(sorted(allowed)[place * len(allowed) // count : (place + 1) * len(allowed) // count])
+
+
+def _keep_to_share(who: Seat, store: Any) -> set[int] | None:
+    """Processes on a machine's CPUs keep to cores of their own, unless somebody has seen to that before.
+
+    Left alone, Linux puts a process where the one that wakes it runs, and processes that wait for each other a hundred
+    times in a step end up taking turns on one core.
+    """
+    if who.local_world == 1 or not hasattr(os, "sched_setaffinity"):
+        return None
+    allowed, first = os.sched_getaffinity(0), who.rank - who.local_rank
+    store.set(f"cores.{who.rank}", json.dumps(sorted(allowed)))
+    told = [json.loads(store.get(f"cores.{first + n}")) for n in range(who.local_world)]
+    mine = share(allowed, who.local_rank, who.local_world)
+    if not mine or any(other != told[0] for other in told):
+        return None
+    os.sched_setaffinity(0, mine)
+    return allowed
+
+
 @contextmanager
 def joined(cuda: bool, timeout: float, patience: float = JOIN_SECONDS) -> Iterator[None]:
     """Meets the other processes, if there are any; inside, an error of one process ends all of them."""
@@ -141,6 +175,8 @@ def joined(cuda: bool, timeout: float, patience: float = JOIN_SECONDS) -> Iterat
     finally:
         job.over.set()
         heart.join(5)
+        if job.kept:
+            os.sched_setaffinity(0, job.kept)
         _job = None
         if not cuda or sys.exc_info()[0] is None:  # nccl would wait here for what will never come
             dist.destroy_process_group()
@@ -166,6 +202,7 @@ def _join(who: Seat, cuda: bool, timeout: float, patience: float) -> Job:
         # All processes are here before any of them waits for others no longer than `timeout`.
         store.set(f"here.{who.rank}", "")
         _await(store, [f"here.{other}" for other in range(who.world)], time.monotonic() + patience)
+        kept = None if cuda else _keep_to_share(who, store)
         if cuda:
             torch.cuda.set_device(who.local_rank)
         dist.init_process_group(
@@ -179,7 +216,7 @@ def _join(who: Seat, cuda: bool, timeout: float, patience: float) -> Job:
         raise Lost(
             f"Process {who.rank} of {who.world} did not meet the others at {host}:{port}: {_brief(error)}."
         ) from None
-    return Job(who, store, timeout)
+    return Job(who, store, timeout, kept=kept)
 
 
 def _await(store: Any, keys: list[str], until: float) -> None:

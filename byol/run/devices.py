@@ -55,7 +55,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
         return Composed(apply(config, settled), count, [])
     known = facts(count, sample, config, settled=settled)
     if name != "here":
-        device = cost.named(name, config)
+        device = cost.named(name, config, devices)
         known = replace(
             known,
             accelerator=True,
@@ -70,7 +70,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
 
 def device_lines(config: Config, name: str, devices: int, images: int) -> list[str]:
     """What a run would cost on some devices, a line each."""
-    device = cost.named(name, config)
+    device = cost.named(name, config, devices)
     step, plan = cost.cost(config, device, devices), resolve(config, images)
     seconds = plan.steps * step.seconds
     memory = step.weights + step.activations
@@ -141,7 +141,7 @@ ENCODERS = [(depth, width) for depth, widths in WIDTHS.items() for width in widt
 
 def encoder_rows(config: Config, name: str, devices: int, images: int) -> list[list[str]]:
     """Every encoder of the paper under a preset: parameters, FLOPs, memory and time."""
-    device = cost.named(name, config)
+    device = cost.named(name, config, devices)
     rows = []
     with bar("Encoders", len(ENCODERS), "encoders") as shown:
         for depth, width in ENCODERS:

@@ -151,6 +151,16 @@ def test_the_number_of_processes_does_not_change_the_run(ended: dict[str, Any], 
     assert distance(ended["place"] / "1x1", ended["place"] / "1x2") > 1e-3  # accumulation does, by its statistics
 
 
+@pytest.mark.parametrize(
+    ("cores", "count", "shares"), [(2, 2, "0 1"), (5, 2, "01 234"), (8, 3, "01 234 567"), (2, 4, "")]
+)
+def test_processes_of_a_machine_share_its_cores(cores: int, count: int, shares: str) -> None:
+    """Breaks if two processes get the same core, one is nobody's, or some of too many processes are bound to one."""
+    allowed = {10 + core for core in range(cores)}
+    expected = [{10 + int(core) for core in part} for part in shares.split()]
+    assert [processes.share(allowed, place, count) for place in range(count)] == (expected or [set()] * count)
+
+
 @pytest.mark.parametrize("passes", [1, 2])
 def test_views_together_are_the_same_run(ended: dict[str, Any], passes: int) -> None:
     """Breaks if two processes that pass both views as one batch end with other weights, target or running statistics
