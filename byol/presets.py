@@ -232,13 +232,13 @@ def compose(
 
         if preset in KINDS:
             facts = replace(facts, kind=preset, kind_why="as the preset says")
-        given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "flags", check=False))
+        given = flatten(apply(apply(Config(), file_values, file, check=False), overrides, "settings", check=False))
         asked = {**(weights or {}), **{name: given[name] for name in (*file_values, *overrides)}}
         config, reasons = chosen(facts, asked)
     else:
         config = Config(data=Data(resolution=32))  # the resolution at which scenes are rendered if none is asked for
     config = apply(config, weights or {}, "weights", check=False)
-    config = apply(apply(config, file_values, file, check=False), overrides, "flags")
+    config = apply(apply(config, file_values, file, check=False), overrides, "settings")
     if config.run.budget:
         seconds_of(config.run.budget)
         if not chooses(preset):

@@ -228,7 +228,7 @@ def test_mistakes_name_their_layer() -> None:
     """Breaks if a mistake in the file is blamed on the flags, or the other way round."""
     with pytest.raises(UsageError, match=r"^my\.yaml: optim\.tau must be"):
         compose("paper-300", {"optim.tau": 0.5}, {"optim.tau": 2}, "my.yaml")
-    with pytest.raises(UsageError, match=r"^flags: .*'optim\.tua'.*optim\.tau"):
+    with pytest.raises(UsageError, match=r"^settings: .*'optim\.tua'.*optim\.tau"):
         compose("auto", {"optim.tua": 0.5}, {})
 
 
