@@ -180,7 +180,7 @@ def scaling(record: dict[str, Any]) -> str:
     lines = [
         f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
         f"batch {record['batch']},",
-        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
+        f"one thread a process, the fastest step of up to {rounds} rounds in turns, with a load of "
         f"{record['load_before']:.1f} before.",
         "",
         "| variant | images/s | worst / best round | ratio |",
@@ -190,7 +190,28 @@ def scaling(record: dict[str, Any]) -> str:
     for name, rate in record["best"].items():
         lines.append(f"| {name} | {rate:.0f} | {record['worst_over_best'][name]:.2f} | {ratios.get(name, '')} |")
     if planned:
-        lines += ["", f"`byol plan --device-type here` / measured step: {', '.join(f'{p:.2f}' for p in planned)}."]
+        figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
+        lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
+    return "\n".join(lines) + "\n"
+
+
+def together(record: dict[str, Any]) -> str:
+    """Both views in one pass against one after the other, a line a case."""
+    lines = [
+        "Both views in one pass (`run.views_together`) against one after the other, on one core: processor seconds of",
+        f"the fastest of {record['steps']} steps in turns, and what steps add to a process's memory "
+        "(`benchmarks/together.py`, float32).",
+        "",
+        "| encoder | px | batch | seconds apart | together | speed | MB apart | together |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        network = row.get("network.encoder", "that of cifar10-cpu")
+        times, memory = row["seconds"], row["megabytes"]
+        lines.append(
+            f"| {network} | {row.get('data.resolution', 32)} | {row['optim.batch']} | {times['apart']:.3f} | "
+            f"{times['together']:.3f} | {row['speed']:.2f} | {memory['apart']:.0f} | {memory['together']:.0f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -374,6 +395,7 @@ def scores(results: Path) -> str:
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
     parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
     parts.append(scaling(read_json(results / "scaling.json")))
+    parts.append(together(read_json(results / "views-together.json")))
     return "\n".join(parts)
 
 
@@ -450,12 +472,13 @@ def first_hour(results: Path) -> str:
         [
             *lines,
             "",
-            f"Commands are counted from `git clone` on; minutes are those after `make setup`, which took "
-            f"{took(setup, 'seconds')}, as torch had to be downloaded. The machine was busy: {record['load']:.0f} processes "
-            f"for {record['cores']} cores, of which byol had one, so that most of the minutes are waiting. A screen has "
-            f"{screen} lines: of the README down to the task's commands, and of what the commands print. The weights were "
-            "a ResNet-18 of torchvision's names with random numbers, the photos flowers of 5 kinds, the row's images "
-            "CIFAR-10.",
+            "Commands are counted from `git clone` on; minutes are those after `make setup`, which took "
+            f"{took(setup, 'seconds')}, as torch had to be downloaded.",
+            f"The machine was busy: {record['load']:.0f} processes for {record['cores']} cores, of which byol had one, "
+            "so that most of the minutes are waiting.",
+            f"A screen has {screen} lines: of the README down to the task's commands, and of what the commands print.",
+            "The weights were a ResNet-18 of torchvision's names with random numbers, the photos flowers of 5 kinds, "
+            "the row's images CIFAR-10.",
             "",
         ]
     )

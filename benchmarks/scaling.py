@@ -3,10 +3,11 @@
     python benchmarks/scaling.py [--minutes 10] [--rounds 3] [--steps 8] [--batch 128] [--only NAME …]
 
 Every variant is started anew in every round, forwards and backwards in turn, so that what else the machine does falls
-on all of them alike; a variant's figure is its best round, and its range says what that is worth. No round begins that
-would not end within the minutes. The last lines compare `byol plan --device-type here` with measured steps of twice the
-images. Writes results/scaling.json after every round. On a machine with other work the ratios of one and two processes
-mean little: the record says how busy it was.
+on all of them alike; a round's figure is its fastest step, which others on the machine have lengthened least, and a
+variant's figure is its best round; its range says what that is worth. No round begins that would not end within the
+minutes. The last lines compare `byol plan --device-type here` with measured steps of twice the images. Writes
+results/scaling.json after every round. On a machine with other work the ratios of one and two processes mean little:
+the record says how busy it was.
 """
 
 from __future__ import annotations
@@ -26,18 +27,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "1 process": {"processes": 1},
     "2 processes apart": {"processes": 2, "apart": True},
     "2 processes": {"processes": 2},
+    "4 processes": {"processes": 4},
+    "2 processes, views together": {"processes": 2, "run.views_together": True},
+    "2 processes, any core": {"processes": 2, "any_core": True},
     "2 processes, our exchange": {"processes": 2, "ours": True},
     "2 processes, weights in parts": {"processes": 2, "run.shard": True},
     "2 processes, own statistics": {"processes": 2, "network.norm_group": 1},
     "2 processes, 4 passes": {"processes": 2, "optim.accumulate": 4},
+    "views together": {"processes": 1, "run.views_together": True},
     "recompute": {"processes": 1, "run.recompute": True},
     "compile": {"processes": 1, "run.compile": True},
+    **{f"plan of {count}": {"processes": 1, "plan": count} for count in (1, 2, 4)},
 }
 # What each variant is divided by: the same work without the thing that is measured.
 AGAINST = {
     "2 processes": ("1 process", "speed-up of a second process"),
     "2 processes apart": ("1 process", "speed-up if nothing were exchanged"),
     "2 processes, own statistics": ("2 processes apart", "left after exchanging gradients alone"),
+    "4 processes": ("1 process", "speed-up of three more processes"),
+    "2 processes, views together": ("1 process", "speed-up of a second process, both views in one pass"),
+    "2 processes, any core": ("2 processes", "processes that may share a core instead of having their own"),
+    "views together": ("1 process", "both views in one pass instead of one after the other"),
     "2 processes, our exchange": ("2 processes", "gradients sent after the backward pass instead of during it"),
     "2 processes, weights in parts": ("2 processes", "a part of every weight in each process (FSDP2)"),
     "2 processes, 4 passes": ("2 processes", "four passes a step instead of one"),
@@ -50,7 +60,7 @@ LONGEST = 300.0  # seconds of a variant that hangs
 
 
 def work(settings: dict[str, Any]) -> None:
-    """One process of a variant: images a second of all processes, printed by the first."""
+    """One process of a variant: images a second of all processes, as measured or planned, printed by the first."""
     import torch
 
     from byol import method, networks, optim, presets
@@ -61,12 +71,21 @@ def work(settings: dict[str, Any]) -> None:
 
     fields = {name: value for name, value in settings.items() if "." in name}
     config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
+    if count := settings.get("plan"):  # rated with half the images, asked about all of them
+        half = apply(config, {"optim.batch": config.optim.batch // 2})
+        planned = min(cost.cost(config, cost.here(half, count), count).seconds for _ in range(3))
+        print(json.dumps({"images_per_second": config.optim.batch / planned, "step": planned}))
+        return
+    if settings.get("any_core"):
+        processes._keep_to_share = lambda who, store: None
     with processes.joined(False, 300):
         place = machine.choose(config)
         machine.use(place)
         torch.manual_seed(0)
         model = method.build(config.network).to(**place.placement(config))
         norms.synchronize(model, config.network.norm_group)
+        if config.run.views_together:
+            method.pass_together(model)
         if config.run.recompute:
             networks.use_recompute(model.online.encoder)
         optimizer = optim.build(model, config.optim)
@@ -92,12 +111,9 @@ def work(settings: dict[str, Any]) -> None:
 
         measured(2)
         seconds = measured(settings["steps"])
-        middle = statistics.median(seconds)
-        found = {"images_per_second": config.optim.batch / middle, "step": middle}
-        if settings.get("plan"):  # rated with half the images, asked about all of them; the best of both in turns
-            half = apply(config, {"optim.batch": config.optim.batch // 2})
-            turns = [(cost.cost(config, cost.here(half), 1).compute_seconds, min(measured(2))) for _ in range(3)]
-            found["planned_over_measured"] = min(p for p, _ in turns) / min(m for _, m in turns)
+        fastest = min(seconds)
+        found = {"images_per_second": config.optim.batch / fastest, "step": fastest}
+        found["median_images_per_second"] = config.optim.batch / statistics.median(seconds)
         if processes.rank() == 0:
             print(json.dumps(found))
 
@@ -135,9 +151,14 @@ def start(settings: dict[str, Any]) -> dict[str, float]:
     return slowest
 
 
-def summary(rounds: dict[str, list[float]], planned: list[float]) -> dict[str, Any]:
-    """Best rounds, what they are divided by, and the range of each variant over its rounds."""
+def summary(rounds: dict[str, list[float]]) -> dict[str, Any]:
+    """Best rounds, what they are divided by, and the range of each variant over its rounds; the plan's time of a step
+    beside that of one, two and four processes."""
     rates = {name: max(values) for name, values in rounds.items() if values}
+    plans = {count: (f"plan of {count}", f"{count} process{'es' * (count > 1)}") for count in (1, 2, 4)}
+    known_plans = {count: pair for count, pair in plans.items() if all(name in rates for name in pair)}
+    planned = {str(count): rates[run] / rates[plan] for count, (plan, run) in known_plans.items()}
+    rates = {name: rate for name, rate in rates.items() if not name.startswith("plan")}
     known = {name: AGAINST[name] for name in rates if name in AGAINST and AGAINST[name][0] in rates}
     ratios = [
         {"of": name, "to": base, "ratio": rates[name] / rates[base], "meaning": meaning}
@@ -173,7 +194,6 @@ def main() -> None:
     from byol.run.record import commit
 
     rounds: dict[str, list[float]] = {name: [] for name in arguments.only}
-    planned: list[float] = []
     busy, began, longest = os.getloadavg()[0], time.monotonic(), 0.0
     for number in range(arguments.rounds):
         round_began = time.monotonic()
@@ -181,22 +201,19 @@ def main() -> None:
             print(f"No time for more than {number} rounds.")
             break
         for name in arguments.only if number % 2 == 0 else reversed(arguments.only):
-            common = {"batch": arguments.batch, "steps": arguments.steps, "plan": name == "1 process"}
-            found = start(VARIANTS[name] | common)
+            found = start({"batch": arguments.batch, "steps": arguments.steps} | VARIANTS[name])
             if found:
                 rounds[name].append(found["images_per_second"])
-            if "planned_over_measured" in found:
-                planned.append(found["planned_over_measured"])
             said = f"{found['images_per_second']:8.1f} images/s" if found else "failed"
             print(f"{name:32} {said}", flush=True)
         longest = max(longest, time.monotonic() - round_began)
-        record = summary(rounds, planned) | {"batch": arguments.batch, "steps": arguments.steps}
+        record = summary(rounds) | {"batch": arguments.batch, "steps": arguments.steps}
         record |= {"cores": os.cpu_count(), "load_before": busy, "minutes": (time.monotonic() - began) / 60}
         write_json(arguments.out, record | {"versions": versions(), "commit": commit()})
     for each in record["ratios"]:
         print(f"{each['ratio']:6.2f} x  {each['of']} / {each['to']}: {each['meaning']}")
-    for ratio in planned:
-        print(f"{ratio:6.2f} x  time of a step as planned / as measured")
+    for count, ratio in record["planned_over_measured"].items():
+        print(f"{ratio:6.2f} x  time of a step as planned / as measured, {count} at a time")
     if record["failed"]:
         raise SystemExit(f"Failed: {', '.join(record['failed'])}.")
 

@@ -199,11 +199,11 @@ def add(domain: str, folder: Path, name: str, steps: int, seed: int, work: Path)
     if any(all(cell[field] == value for field, value in key.items()) for cell in kept["cells"]):
         return
     config = recipe()
-    views = policies.apply(policies.POLICIES[name], config.views) if name != "untrained" else config.views
+    own = policies.made(policies.POLICIES[name], config)
     source = data.open_source(str(folder), config.data)
     setting = trials.Setting(str(folder), checksum(str(folder), ""), len(source), config, work / "cells", seed)
     began, clock = time.process_time(), time.monotonic()
-    trial = trials.cell(setting, name, views, steps)
+    trial = trials.cell(setting, name, own, steps)
     with silent(True):
         computed = compute(trial)
     if computed is None or not (trial.run / "encoder.safetensors").exists():

@@ -40,20 +40,20 @@ class Pass(NamedTuple):
 
 
 class Outcome:
-    """What a step has measured, on its way to the host: loss, the gradient's norm, the classifier's two numbers."""
+    """What a step has measured, soon on its way to the host: loss, gradient's norm, the classifier's two numbers."""
 
     def __init__(self, numbers: Tensor) -> None:
-        self.numbers, self.event = numbers, None
-        if numbers.device.type == "cuda":
-            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.numbers.copy_(numbers, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
+        self.numbers = numbers
+        self.event: torch.cuda.Event | None = None  # after which those of a GPU are here
+
+    @property
+    def sent(self) -> bool:
+        return self.event is not None or self.numbers.device.type != "cuda"
 
     @property
     def arrived(self) -> bool:
         """Whether reading would not wait."""
-        return self.event is None or bool(self.event.query())
+        return self.sent and (self.event is None or self.event.query())
 
     @property
     def finite(self) -> bool:
@@ -75,22 +75,46 @@ class Outcome:
         return Step(loss, grad_norm, *probe)
 
 
-class Late:
-    """Steps whose numbers have not been read yet, in their order, each with the values of its schedules."""
+def send(outcomes: Sequence[Outcome]) -> None:
+    """Sends the numbers of some steps from a GPU to the host, all at once, and waits for nothing."""
+    if waiting := [outcome for outcome in outcomes if not outcome.sent]:
+        numbers = torch.stack([outcome.numbers for outcome in waiting])
+        there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        there.copy_(numbers, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        for outcome, row in zip(waiting, there, strict=True):
+            outcome.numbers, outcome.event = row, event
 
-    def __init__(self) -> None:
-        self.steps = deque[tuple[int, Outcome, dict[str, float]]]()
+
+class Late:
+    """Steps whose numbers have not been read yet, in their order, each with the values of its schedules.
+
+    Those of a GPU are sent once in `every` steps.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        self.every, self.steps = every, deque[tuple[int, Outcome, dict[str, float]]]()
 
     def add(self, k: int, outcome: Outcome, **values: float) -> None:
         self.steps.append((k, outcome, values))
+        if (k + 1) % self.every == 0:
+            self.send()
+
+    def send(self) -> None:
+        send([outcome for _, outcome, _ in self.steps])
 
     def good(self) -> Iterator[tuple[int, Outcome, dict[str, float]]]:
         """Those whose numbers have arrived, up to one that is not finite.
 
-        The last but one is waited for if need be: the device has the last one to work on meanwhile.
+        Numbers that were sent before the last step are waited for if need be: the device has that one to work on.
         """
-        while self.steps and (len(self.steps) > 1 or self.steps[0][1].arrived) and self.steps[0][1].finite:
+        while self.steps and self._due() and self.steps[0][1].finite:
             yield self.steps.popleft()
+
+    def _due(self) -> bool:
+        first, last = self.steps[0][1], self.steps[-1][1]
+        return first.arrived or (first.sent and first is not last and first.event is not last.event)
 
     @property
     def wrong(self) -> bool:
@@ -99,6 +123,7 @@ class Late:
 
     def all(self) -> Iterator[tuple[int, Outcome, dict[str, float]]]:
         """All of them, waited for."""
+        self.send()
         while self.steps:
             yield self.steps.popleft()
 

@@ -277,6 +277,12 @@ class Runtime:
     shard: bool = option(
         False, "each process keeps a part of every weight (FSDP2), where one device is too small", on_resume=True
     )
+    views_together: bool = option(
+        False,
+        "both views pass the networks as one batch, each with its own batch statistics: half the exchanges between "
+        "processes, twice the activations; equal up to rounding",
+        on_resume=True,
+    )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
     timeout: float = option(

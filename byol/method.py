@@ -71,6 +71,7 @@ class Method(nn.Module):
         self.classifier = classifier
         self.target_mode = target_mode
         self.objective = objective
+        self.together = False  # both views pass the networks as one batch; set by `pass_together`
 
     def orders(
         self,
@@ -85,9 +86,17 @@ class Method(nn.Module):
 
         A caller that runs the backward pass of one group before it asks for the next holds the activations of one view
         at a time. Each view passes the networks alone, so that each has its own batch statistics; the target is in
-        training mode too.
+        training mode too. `together` both pass at once, and batch norms tell them apart.
         """
         engine = engine or Engine(self)
+        if self.together:
+            views = torch.cat([view1, view2])
+            with autocast(), torch.no_grad():
+                targets = () if self.target is None else self.target(views)[1].chunk(2)
+            with autocast(), nullcontext() if last else engine.waiting():
+                both = engine.method(views, *targets)
+            yield both
+            return
         if self.target is None:
             with autocast(), nullcontext() if last else engine.waiting():
                 both = engine.method(view1, view2)
@@ -103,14 +112,29 @@ class Method(nn.Module):
             second = engine.method(view2, targets[0], targets[1])
         yield second
 
-    def forward(self, view: Tensor, other: Tensor, own: Tensor | None = None) -> tuple[Order, ...]:
+    def forward(self, view: Tensor, other: Tensor | None = None, own: Tensor | None = None) -> tuple[Order, ...]:
         """What is differentiated together: one order, of a view and the targets of the other view and its own; or,
-        when the online network is its own target, both orders of two views."""
+        when the online network is its own target, both orders of two views. `together`: both orders, of a batch of both
+        views and the targets of each."""
+        if self.together:
+            return self._both(view, () if other is None or own is None else (other, own))
+        assert other is not None
         if self.target is None:
             return self._own_target(view, other)
         assert own is not None
         representation, projection = self.online(view)
         return (Order(self.predict(projection, other), other, own, representation),)
+
+    def _both(self, views: Tensor, targets: tuple[Tensor, ...]) -> tuple[Order, Order]:
+        representation, projection = self.online(views)
+        stopped = projection.detach() if self.target_mode == "stop-gradient" else projection
+        target1, target2 = targets or stopped.chunk(2)
+        prediction1, prediction2 = self.predict_both(projection, target1, target2)
+        representation1, representation2 = representation.chunk(2)
+        return (
+            Order(prediction1, target2, target1, representation1),
+            Order(prediction2, target1, target2, representation2),
+        )
 
     def _own_target(self, view1: Tensor, view2: Tensor) -> tuple[Order, Order]:
         (representation1, projection1), (representation2, projection2) = self.online(view1), self.online(view2)
@@ -135,6 +159,14 @@ class Method(nn.Module):
         prediction: Tensor = self.predictor(projection, target) if solved else self.predictor(projection)
         return prediction
 
+    def predict_both(self, projection: Tensor, target1: Tensor, target2: Tensor) -> tuple[Tensor, ...]:
+        """From both views as one batch, each prediction for the other view's target."""
+        if isinstance(self.predictor, networks.OptimalLinear):  # solved for each order
+            projection1, projection2 = projection.chunk(2)
+            return self.predict(projection1, target2), self.predict(projection2, target1)
+        both: Tensor = self.predictor(projection)
+        return both.chunk(2)
+
     def probe(self, representation: Tensor) -> Tensor:
         """Class logits of the linear classifier; no gradient reaches the representation."""
         assert self.classifier is not None
@@ -158,6 +190,15 @@ class Method(nn.Module):
         else:
             weights: Any = [finite.to(target[0].dtype) * (1.0 - tau)] * len(target)
             torch._foreach_lerp_(target, online, weights)
+
+
+def pass_together(method: Method) -> Method:
+    """Both views pass as one batch from here on, each with its own batch statistics, as when they pass alone."""
+    from byol.parallel import norms  # loaded where it is needed
+
+    norms.by_view(method)
+    method.together = True
+    return method
 
 
 def build(config: Network, classes: int = 0, objective: Objective = Objective(), resolution: int = 0) -> Method:

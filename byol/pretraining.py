@@ -188,7 +188,10 @@ def build(setup: Setup) -> State:
     if processes.world() > 1:
         from byol.parallel import norms
 
-        norms.synchronize(model, config.network.norm_group, setup.machine.device.type == "cuda")
+        cuda = setup.machine.device.type == "cuda"
+        norms.synchronize(model, config.network.norm_group, cuda, config.run.views_together)
+    if config.run.views_together:
+        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     optimizer = optim.build(model, config.optim)
@@ -231,7 +234,7 @@ def train(state: State, setup: Setup, watch: Watch) -> None:
     if first == 0:
         processes.from_first(partial(look, as_a_whole(state, setup), setup, watch))
     engine = engine_of(state, setup)
-    late = Late()
+    late = Late(config.run.log_every)
     with contextlib.closing(crops), bar("Pretraining", plan.steps, "images", first, plan.batch, setup.pace) as shown:
         for k in range(first, plan.steps):
             lr = schedules.learning_rate(k, peak=plan.peak_lr, warmup_steps=plan.warmup_steps, total_steps=plan.steps)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +134,15 @@ LOSSES: dict[str, Both] = {
 
 def exchanges_agree() -> None:
     collectives.BUCKET_BYTES = 100
+    before = os.sched_getaffinity(0)
     with processes.joined(False, TIMEOUT):
         rank, world = processes.rank(), processes.world()
+        own = torch.tensor([core in os.sched_getaffinity(0) for core in range(max(before) + 1)]).int()
+        assert processes.cores() == max(1, int(own.sum()) if len(before) >= world else len(before) // world)
+        # Each core is one process's, all are somebody's, and nobody has fewer than its share.
+        counts = collectives.all_reduce(own.clone()).tolist()
+        assert set(counts) - {0} == {1 if len(before) >= world else world}
+        assert {core for core, count in enumerate(counts) if count} == before
         tensors = [torch.full((3, 7), float(rank)), torch.full((2,), float(rank), dtype=torch.float64)]
         tensors += [torch.full((2, 2, 3, 3), rank + 1.0).contiguous(memory_format=torch.channels_last)] * 1
         collectives.average(tensors)
@@ -150,6 +159,7 @@ def exchanges_agree() -> None:
         processes.meet()
         assert rank or set(processes.posted()) == {f"from {other}" for other in range(1, world)}
         assert rank or processes.posted() == []
+    assert os.sched_getaffinity(0) == before
     with processes.joined(False, TIMEOUT):  # a second run of the same processes
         assert processes.from_first(lambda: rank) == 0
 
@@ -168,12 +178,12 @@ def gradients_agree() -> None:
         torch.manual_seed(1)
         whole = [torch.rand(16, 3, 16, 16).to(dtype) for _ in range(2)]
         expected = passed(encoder, whole)
-        for shard in (False, True):
+        for shard, together in ((False, False), (True, False), (False, True), (True, True)):
             with processes.joined(False, TIMEOUT):
-                found = passed(encoder, [mine(view) for view in whole], shard)
+                found = passed(encoder, [mine(view) for view in whole], shard, together)
             errors = [float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)]
             told = {"encoder": encoder, "type": str(dtype), "gradient": errors[0], "statistics": errors[1]}
-            print(json.dumps(told | {"shard": shard}))
+            print(json.dumps(told | {"shard": shard, "together": together}))
             assert errors[0] <= of_gradient, errors
             assert errors[1] <= of_statistics, errors
 
@@ -199,11 +209,13 @@ def weights_are_in_parts() -> None:
         assert momentum < held
 
 
-def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tensor, Tensor]:
+def passed(encoder: str, views: list[Tensor], shard: bool = False, together: bool = False) -> tuple[Tensor, Tensor]:
     """All gradients, averaged over processes, and all running statistics after one pass."""
     config = apply(presets.cifar10_cpu(), TINY | {"network.encoder": encoder})
     torch.manual_seed(0)
     model = norms.synchronize(method.build(config.network).to(views[0].dtype), 0)
+    if together:
+        method.pass_together(model)
     optimizer = optim.build(model, config.optim)
     place = Machine("cpu", "float64" if views[0].dtype == torch.float64 else "float32", 1)
     if shard and processes.world() > 1:
@@ -216,3 +228,20 @@ def passed(encoder: str, views: list[Tensor], shard: bool = False) -> tuple[Tens
     grads = [(g.full_tensor() if hasattr(g, "full_tensor") else g).reshape(-1) for g in learned]
     stats = [b.reshape(-1) for b in model.buffers() if b.is_floating_point()]
     return torch.cat(grads).double(), torch.cat(stats).double()
+
+
+def cells_of_one_job() -> None:
+    """The cells of a table, computed by all processes together, as each task of a job of Slurm does."""
+    from byol.tables.cells import stored
+    from byol.tables.jobs import Job
+    from tests.tables.test_jobs import plan_together
+
+    for cell in plan_together(Path(os.environ["BYOL_TEST_PLACE"])).distinct():
+        first = processes.seat().rank == 0
+        assert Job(cell)() == ("finished" if first else "")
+        before = cell.path.stat().st_mtime_ns
+        Job(cell)()  # there is nothing to do, and those that wait are told so
+        assert cell.path.stat().st_mtime_ns == before
+        known = stored(cell)
+        assert known
+        assert known.finished, known.error

@@ -66,14 +66,19 @@ def test_a_step_of_pretraining_waits_for_nothing(
     folder: Path, tmp_path: Path, gpu: device.Gpu, monkeypatch: pytest.MonkeyPatch, precision: str, in_memory: str
 ) -> None:
     """Breaks if anything of a step is read on the host, sent without pinned memory, or left on the wrong device: twelve
-    steps, of which four are logged, with zero waits from the first to the last."""
+    steps, of which four are logged, with zero waits from the first to the last, and numbers that are sent to the host
+    more often than once in run.log_every steps."""
     if precision == "bf16" and not bf16_survives():
         pytest.skip("needs a CPU that survives bf16")
     waits = waits_between(gpu, monkeypatch, pretraining, "update")
     changes = {"run.precision": precision, "data.in_memory": in_memory}
+    real, sent = pretraining.update, list[int]()
+    counted = lambda *given, **named: sent.append(gpu.copies["to the host"]) or real(*given, **named)
+    monkeypatch.setattr(pretraining, "update", counted)
     run = byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", RUN | changes)
     assert waits() == []
     assert [line["step"] for line in run.steps] == [0, 4, 8, 11]
+    assert [count - sent[0] for count in sent] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert gpu.copies["to the device"] > 12
 
 
@@ -139,7 +144,8 @@ def test_a_step_that_is_not_finite_is_masked_on_the_device(gpu: device.Gpu, opti
 def test_divergence_is_noticed_within_a_step(
     folder: Path, tmp_path: Path, gpu: device.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Breaks if a device's bad step goes on for more than one step, is not written down, or a skipped one stops."""
+    """Breaks if a device's bad step goes on for more than one step after its numbers were sent, which is done every
+    fourth step here, is not written down, or a skipped one stops."""
     real, calls = pretraining.augmented, [-1]
 
     def poisoned(*arguments: Any) -> Any:

@@ -73,6 +73,7 @@ NOT_RUN = {
     "byol pretrain hf:someone/flowers:train": "downloads",
     "byol table target-decay --data.root /datasets": "ImageNet",
     "byol table augmentations --jobs slurm:gpu:1 --data.root /datasets": "ImageNet and a cluster",
+    "byol table linear-encoders --jobs slurm:gpu:8:4 --data.root /datasets": "ImageNet and a cluster",
     "until byol pretrain ./images --out runs/loop; do [ $? -eq 75 ] || break; done": "starts a process of its own",
     "python benchmarks/render.py": "writes these pages",
 }

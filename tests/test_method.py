@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -315,6 +315,33 @@ def test_orders_alone_give_the_gradient_of_both(target: str, name: str) -> None:
         if ours.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-13)
     assert all(torch.equal(value, buffers(whole)[path]) for path, value in buffers(parted).items())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
+@pytest.mark.parametrize("more", [{}, {"projection_norm": True}, {"predictor": "optimal-linear"}])
+def test_views_together_are_two_passes(target: str, name: str, more: dict[str, Any]) -> None:
+    """Breaks if a view has statistics, a target or a gradient of both views, or they reach running averages in another
+    order than view 1, view 2; and if evaluation takes a batch for two views."""
+    apart, together = (build(target=target, objective=Objective(name=name), **more) for _ in range(2))
+    method.pass_together(together)
+    for seed in range(2):
+        view1, view2, _ = views(seed, batch=16)
+        losses = []
+        for model in (apart, together):
+            groups = list(model.orders(view1, view2))
+            losses.append(sum(model.loss(group) for group in groups))
+            losses[-1].backward()
+            model.update_target(0.9)
+        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-12)
+    for (path, ours), theirs in zip(together.named_parameters(), apart.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), path
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    for path, value in buffers(together).items():
+        torch.testing.assert_close(value, buffers(apart)[path], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(together.eval().online(view1)[1], apart.eval().online(view1)[1], rtol=1e-9, atol=1e-12)
 
 
 def test_one_view_is_held_at_a_time() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from byol.cli.app import LOOK, TRAIN, ConfigFlags, app, given_values
-from byol.errors import UsageError
+from byol.errors import UsageError, nearest
 from byol.run.progress import tell
 
 
@@ -22,14 +22,19 @@ def plan(
     side: int = 0,
     data: str = "",
     encoders: Annotated[bool, Parameter(negative=())] = False,
+    scale: Literal["paper", "night", "cpu"] = "paper",
+    seeds: int = 0,
+    jobs: str = "",
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tables"),
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> object:
-    """Show what a run would cost: operations, memory, time.
+    """Show what a run, or a whole table, would cost: operations, memory, time.
 
     Parameters
     ----------
     preset
-        Any preset; config flags change it. auto needs --data, or --images and --side.
+        Any preset; config flags change it. auto needs --data, or --images and --side. Or a table of byol table --list,
+        whose missing cells are summed up.
     devices
         How many devices share the batch.
     device_type
@@ -43,21 +48,47 @@ def plan(
         The images themselves, as for pretrain, to be counted and measured.
     encoders
         A row for every encoder of the paper instead.
+    scale
+        Of a table.
+    seeds
+        Of a table: the paper's number when left out.
+    jobs
+        Of a table, as for byol table: slurm:PARTITION:GPUS:NODES is as many devices.
+    out
+        Of a table: where cells that are done already would be.
     """
-    from byol.config import flatten
-    from byol.presets import chooses, compose
-
     values = given_values(given) if given else {}
-    config, _ = compose(preset, values, {})
     if devices < 1 or min(images, side) < 0:
         raise UsageError("--devices must be at least 1, and --images and --side not less than 0.")
-    if chooses(preset) and not (data or (images and side)):
+    from byol.tables import catalog
+
+    if preset in catalog.TABLES:
+        from byol.tables.run import preview
+
+        asked = catalog.Request(preset, scale, seeds, data, out, (), values, planned=True)
+        return preview(catalog.plan(asked), jobs, (device_type, devices))
+    return _plan_run(preset, values, (device_type, devices), (data, images, side), encoders)
+
+
+def _plan_run(
+    preset: str, values: dict[str, Any], device: tuple[str, int], seen: tuple[str, int, int], encoders: bool
+) -> object:
+    from byol.config import flatten
+    from byol.presets import KINDS, PRESETS, chooses, compose
+    from byol.tables.catalog import TABLES
+
+    if not chooses(preset) and preset not in PRESETS:
+        known = nearest(preset, ["auto", *KINDS, *PRESETS, *TABLES])
+        raise UsageError(f"There is no preset or table '{preset}'. {known}")
+    compose(preset, values, {})
+    device_type, devices = device
+    if chooses(preset) and not (seen[0] or (seen[1] and seen[2])):
         raise UsageError(
             "auto looks at images: add --data ./images, or --images 5000 --side 300 for as many of that size."
         )
     from byol.run import devices as reckoned
 
-    chosen = reckoned.composed(preset, values, reckoned.Seen(data, images, side), device_type, devices)
+    chosen = reckoned.composed(preset, values, reckoned.Seen(*seen), device_type, devices)
     config, images = chosen.config, chosen.images
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
@@ -164,10 +195,9 @@ def launch(
         raise UsageError("--nodes and --cpus must be at least 1, --gpus at least 0 and --hours more than 0.")
     if gpus and processes not in (0, gpus):
         raise UsageError(f"--processes {processes} with --gpus {gpus}: every process has a GPU of its own.")
-    from byol.parallel.launching import Request
+    from byol import plugins
+    from byol.parallel.launching import Request, Tasks
     from byol.parallel.launching import launch as submit
 
-    tasks = processes or max(1, gpus)
-    from byol import plugins
-
-    submit(Request(data, preset, out, overrides, nodes, gpus, tasks, partition, hours, cpus, plugins.path()), dry_run)
+    tasks = Tasks(nodes, gpus, processes or max(1, gpus), partition, hours, cpus)
+    submit(Request(data, preset, out, overrides, tasks, plugins.path()), dry_run)

@@ -125,7 +125,8 @@ def table(
     out
         Where runs, cells and the table go.
     jobs
-        local:N for N processes here, slurm:PARTITION[:GPUS] for a cluster; this process when left out.
+        local:N for N processes here, slurm:PARTITION[:GPUS[:NODES]] for a cluster, each cell a job of
+        GPUS x NODES processes; this process when left out.
     planned
         Show cells, minutes a cell and in all, and what each row means as shares of its run; compute nothing.
     rows
@@ -144,10 +145,7 @@ def table(
     output.check_folder(out)
     from byol.tables.run import preview, run
 
-    if not planned:
-        return run(plan, jobs)
-    preview(plan, jobs)
-    return None
+    return preview(plan, jobs) if planned else run(plan, jobs)
 
 
 @app.command(group=TRAIN)

@@ -21,6 +21,7 @@ def tune(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     jobs: str = "",
     policies: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
+    rates: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Look for the views that suit these images, without labels.
@@ -38,15 +39,18 @@ def tune(
     out
         The directory of the search; runs/DATA-tune when left out.
     jobs
-        local:N runs together here, or slurm:PARTITION[:GPUS]; one after another when left out.
+        local:N runs together here, or slurm:PARTITION[:GPUS[:NODES]]; one after another when left out.
     policies
         Try these alone; all when left out.
+    rates
+        Look for the learning rate and tau around the best views too.
     """
     began = time.monotonic()
     values = given_values(given) if given else {}
     if not 0 < minutes <= 1e6:
         raise UsageError(f"--minutes must be more than 0, not {minutes:g}.")
-    if wrong := [name for name in values if name.startswith(("views.", "optim.epochs", "run.budget"))]:
+    planned = ("views.", "optim.epochs", "run.budget", *(("optim.lr", "optim.tau") if rates else ()))
+    if wrong := [name for name in values if name.startswith(planned)]:
         raise UsageError(f"{wrong[0]} is what the search chooses or plans: leave the flag out.")
     from byol.presets import compose
     from byol.tune.policies import POLICIES
@@ -65,4 +69,4 @@ def tune(
     from byol.tune.run import Request
     from byol.tune.run import tune as search
 
-    search(Request(data, minutes, place, labels, jobs, values, tuple(dict.fromkeys(policies)), began))
+    search(Request(data, minutes, place, labels, jobs, values, tuple(dict.fromkeys(policies)), rates, began))

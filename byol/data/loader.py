@@ -374,8 +374,7 @@ def _batches(
 
 def worker_count(config: Config) -> int:
     """Loader processes of this process; -1 in the config means one a core, divided among the machine's processes."""
-    cores = len(os.sched_getaffinity(0))
-    return config.data.workers if config.data.workers >= 0 else max(1, cores // processes.local_world())
+    return config.data.workers if config.data.workers >= 0 else processes.cores()
 
 
 class BadList:

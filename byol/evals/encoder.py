@@ -60,9 +60,9 @@ def checksum(module: nn.Module) -> str:
 @contextmanager
 def frozen(encoder: Encoder) -> Iterator[nn.Module]:
     """The module in evaluation mode on its device; afterwards every weight and statistic is the same byte for byte."""
+    encoder.module.eval().to(**encoder.place.placement(encoder.config))
     before = encoder.checksum()
     keep_memory()
-    encoder.module.eval().to(**encoder.place.placement(encoder.config))
     yield encoder.module
     assert encoder.checksum() == before, "the frozen encoder was changed"
 

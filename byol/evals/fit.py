@@ -17,6 +17,7 @@ from byol.evals.encoder import Encoder
 from byol.run.progress import bar
 
 B = TypeVar("B")
+READ_EVERY = 10  # steps: on a GPU the losses of so many are read together
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def fit(
     lost = f"{title} diverged: the loss is no longer finite. Lower the learning rate."
     usual = optim.parameter_groups(model, recipe.weight_decay)
     optimizer = torch.optim.SGD(groups or usual, lr=0.0, momentum=0.9, nesterov=recipe.nesterov)
-    late = Late()
+    late = Late(READ_EVERY)
     with contextlib.closing(batches), bar(title, recipe.steps, "images", units_each=recipe.batch) as shown:
         for step, batch in enumerate(batches):
             loss = loss_of(model, batch, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
 import signal
@@ -25,17 +26,24 @@ PREEMPTED = signal.SIGUSR2  # submitit's choice
 
 
 @dataclass(frozen=True)
+class Tasks:
+    """The processes of a job, and where and how long they may run."""
+
+    nodes: int = 1
+    gpus: int = 0  # of each machine
+    processes: int = 1  # of each machine
+    partition: str = ""
+    hours: float = 24.0
+    cpus: int = 2  # of each process
+
+
+@dataclass(frozen=True)
 class Request:
     data: str
     preset: str
     out: Path
     overrides: dict[str, Any]
-    nodes: int
-    gpus: int
-    processes: int  # of each machine
-    partition: str
-    hours: float
-    cpus: int
+    tasks: Tasks
     plugin: str = ""  # its file, seen by all machines
 
 
@@ -96,40 +104,45 @@ class Job:
 
 def launch(request: Request, dry_run: bool) -> None:
     """Submits the job, or shows its script."""
-    try:
-        import submitit
-    except ImportError:
-        raise UsageError("byol launch needs submitit: pip install 'byol[slurm]'.") from None
+    if not importlib.util.find_spec("submitit"):
+        raise UsageError("byol launch needs submitit: pip install 'byol[slurm]'.")
     folder = request.out.with_name(request.out.name + "-jobs").absolute()
     if dry_run:
         tell(script(request, folder))
         return
     if not shutil.which("sbatch"):
         raise UsageError("byol launch needs Slurm's commands, and there is no sbatch here. --dry-run shows the script.")
-    folder.mkdir(parents=True, exist_ok=True)
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=REQUEUES)
-    executor.update_parameters(**parameters(request))
-    job = executor.submit(Job(request))
+    job = executor(folder, request.tasks).submit(Job(request))
     say(f"Submitted as job {job.job_id}. Logs: {folder}/{job.job_id}_0_log.err; the run: {request.out}")
 
 
-def parameters(request: Request) -> dict[str, Any]:
+def executor(folder: Path, tasks: Tasks) -> Any:
+    """submitit's, for jobs of these tasks; scripts, logs and outcomes go to the folder."""
+    import submitit
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = submitit.SlurmExecutor(folder=folder, max_num_timeout=REQUEUES)
+    made.update_parameters(**parameters(tasks))
+    return made
+
+
+def parameters(tasks: Tasks) -> dict[str, Any]:
     """Slurm's parameters: one task a process; a task that fails ends the step, so that no task waits for it."""
     asked: dict[str, Any] = {
         "job_name": "byol",
-        "nodes": request.nodes,
-        "ntasks_per_node": request.processes,
-        "cpus_per_task": request.cpus,
-        "time": max(1, round(request.hours * 60)),
+        "nodes": tasks.nodes,
+        "ntasks_per_node": tasks.processes,
+        "cpus_per_task": tasks.cpus,
+        "time": max(1, round(tasks.hours * 60)),
         "signal_delay_s": NOTICE_SECONDS,
-        "srun_args": ["--kill-on-bad-exit=1"],
+        "srun_args": ["--kill-on-bad-exit=1", "--wait=0"],
         "additional_parameters": {"requeue": True},
-        "setup": ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"] if request.gpus else None,
+        "setup": ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"] if tasks.gpus else None,
     }
-    if request.gpus:
-        asked["gpus_per_node"] = request.gpus
-    if request.partition:
-        asked["partition"] = request.partition
+    if tasks.gpus:
+        asked["gpus_per_node"] = tasks.gpus
+    if tasks.partition:
+        asked["partition"] = tasks.partition
     return {name: value for name, value in asked.items() if value is not None}
 
 
@@ -138,5 +151,5 @@ def script(request: Request, folder: Path) -> str:
     from submitit.slurm.slurm import _make_sbatch_string
 
     command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    text: str = _make_sbatch_string(command=command, folder=folder, **parameters(request))
+    text: str = _make_sbatch_string(command=command, folder=folder, **parameters(request.tasks))
     return text

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,6 +31,7 @@ from byol.run.progress import complain
 T = TypeVar("T")
 
 JOIN_SECONDS = 600.0  # machines of a cluster do not start together
+SUMMONS_TIMEOUT = 60.0
 BEAT_SECONDS = 0.5
 PATIENCE = 0.3  # of the timeout, after which a process without a heart beat counts as dead; a late one has it all
 LAST_WORDS_SECONDS = 3.0  # a process that fails stays this long for the others to read why
@@ -60,6 +61,7 @@ class Job:
     turns: Iterator[int] = field(default_factory=itertools.count)
     groups: dict[int, Any] = field(default_factory=dict)
     heard: int = 0
+    kept: set[int] | None = None  # the cores that this process had before it kept to its share of them
     answered: float = math.inf  # when the store last answered; infinite before the first beat and after the last
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -116,8 +118,41 @@ def local_world() -> int:
     return _job.seat.local_world if _job else 1
 
 
+def cores() -> int:
+    """How many this process may use: a share of those that it has in common with others of its machine."""
+    if not hasattr(os, "sched_getaffinity"):
+        return max(1, (os.cpu_count() or 1) // local_world())
+    mine = len(os.sched_getaffinity(0))
+    return mine if _job is None or _job.kept else max(1, mine // local_world())
+
+
+def share(allowed: Collection[int], place: int, count: int) -> set[int]:
+    """Of some cores, those of one of `count` processes; none if there are fewer cores than processes."""
+    if count > len(allowed):
+        return set()
+    return set(sorted(allowed)[place * len(allowed) // count : (place + 1) * len(allowed) // count])
+
+
+def _keep_to_share(who: Seat, store: Any) -> set[int] | None:
+    """Processes on a machine's CPUs keep to cores of their own, unless somebody has seen to that before.
+
+    Left alone, Linux puts a process where the one that wakes it runs, and processes that wait for each other a hundred
+    times in a step end up taking turns on one core.
+    """
+    if who.local_world == 1 or not hasattr(os, "sched_setaffinity"):
+        return None
+    allowed, first = os.sched_getaffinity(0), who.rank - who.local_rank
+    store.set(f"cores.{who.rank}", json.dumps(sorted(allowed)))
+    told = [json.loads(store.get(f"cores.{first + n}")) for n in range(who.local_world)]
+    mine = share(allowed, who.local_rank, who.local_world)
+    if not mine or any(other != told[0] for other in told):
+        return None
+    os.sched_setaffinity(0, mine)
+    return allowed
+
+
 @contextmanager
-def joined(cuda: bool, timeout: float) -> Iterator[None]:
+def joined(cuda: bool, timeout: float, patience: float = JOIN_SECONDS) -> Iterator[None]:
     """Meets the other processes, if there are any; inside, an error of one process ends all of them."""
     global _job
     who = seat()
@@ -125,7 +160,7 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
         yield
         return
     assert _job is None, "a run inside a run"
-    _job = job = _join(who, cuda, timeout)
+    _job = job = _join(who, cuda, timeout, patience)
     heart = threading.Thread(target=_beat, args=(job, job.store.clone()), daemon=True)
     heart.start()
     threading.Thread(target=_guard, args=(job,), daemon=True).start()
@@ -140,24 +175,34 @@ def joined(cuda: bool, timeout: float) -> Iterator[None]:
     finally:
         job.over.set()
         heart.join(5)
+        if job.kept:
+            os.sched_setaffinity(0, job.kept)
         _job = None
         if not cuda or sys.exc_info()[0] is None:  # nccl would wait here for what will never come
             dist.destroy_process_group()
 
 
-def _join(who: Seat, cuda: bool, timeout: float) -> Job:
+def summoned(first_says: bool = False) -> bool:
+    """Outside a run, whether the first process wants the others to do something now; they wait for its word as long as
+    it takes. One process alone gets its own word back."""
+    with joined(False, SUMMONS_TIMEOUT, math.inf):
+        return from_first(lambda: first_says)
+
+
+def _join(who: Seat, cuda: bool, timeout: float, patience: float) -> Job:
     host, port = address()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
     attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{next(_calls)}"
     try:
-        patience = timedelta(seconds=JOIN_SECONDS)
         # The store is kept for later runs of these processes: one that is opened again might be met while it closes.
         if not _stores:
-            _stores.append(next(rendezvous("env://", who.rank, who.world, timeout=patience))[0])
+            limit = timedelta(seconds=JOIN_SECONDS)
+            _stores.append(next(rendezvous("env://", who.rank, who.world, timeout=limit))[0])
         store = PrefixStore(f"byol.{attempt}", _stores[0])
         # All processes are here before any of them waits for others no longer than `timeout`.
         store.set(f"here.{who.rank}", "")
-        store.wait([f"here.{other}" for other in range(who.world)], patience)
+        _await(store, [f"here.{other}" for other in range(who.world)], time.monotonic() + patience)
+        kept = None if cuda else _keep_to_share(who, store)
         if cuda:
             torch.cuda.set_device(who.local_rank)
         dist.init_process_group(
@@ -171,7 +216,17 @@ def _join(who: Seat, cuda: bool, timeout: float) -> Job:
         raise Lost(
             f"Process {who.rank} of {who.world} did not meet the others at {host}:{port}: {_brief(error)}."
         ) from None
-    return Job(who, store, timeout)
+    return Job(who, store, timeout, kept=kept)
+
+
+def _await(store: Any, keys: list[str], until: float) -> None:
+    """Waits for keys so that a signal can be answered meanwhile, which the store's own waiting does not allow."""
+    seconds = 0.001
+    while not store.check(keys):
+        if time.monotonic() > until:
+            raise RuntimeError("some of them did not come")
+        time.sleep(seconds)
+        seconds = min(2 * seconds, 0.2)
 
 
 def _leave(job: Job, seconds: float = math.inf) -> None:

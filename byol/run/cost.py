@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from byol.run.machine import Machine
 PROBE_IMAGES = 2  # enough for batch norm; everything is proportional to the number of images
 TIMED_PIXELS = 2**18  # of the images that are timed together
 TIMED_STEPS, TIMED_SECONDS = (2, 8), 1.0  # at least and at most so many, after one that warms up, for about so long
+GLOO_SECONDS = 2.5e-4  # of an exchange between processes that have a core each, as timed on two cores
 SLOTS = {"lars": 1, "sgd": 1, "adamw": 2}  # numbers that each optimizer keeps for a weight
 ACTIVATION_SIZE = {"bf16": 0.5, "float32": 1.0, "float64": 2.0}  # relative to float32
 
@@ -109,7 +110,8 @@ def counted(module: nn.Module) -> Iterator[list[float]]:
 def on_paper(config: Config, classes: int = 0) -> method.Method:
     """The method of a config with shapes but without memory or numbers."""
     with torch.device("meta"):
-        return method.build(config.network, classes, config.objective, config.data.resolution)
+        made = method.build(config.network, classes, config.objective, config.data.resolution)
+    return method.pass_together(made) if config.run.views_together else made
 
 
 def _blank_view(config: Config) -> Tensor:
@@ -124,7 +126,8 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
     The gradient costs twice its forward pass. A step passes two views through the online network and its predictor,
     forward and back, and two through the target, forward.
     """
-    view = _blank_view(config)
+    view, mode = _blank_view(config), model.training
+    model.eval()  # so that a batch is one view, whatever it is in training
     with torch.no_grad():
         with counted(model.online) as branch:
             _, projection = model.online(view)
@@ -134,6 +137,7 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
         with counted(model.target or nn.Identity()) as other:
             if model.target is not None:
                 model.target(view)
+    model.train(mode)
     one, more, target = (sum(flops) / PROBE_IMAGES for flops in (branch, predictor, other))
     trained = 3 * (one + more) + (one if config.run.recompute else 0.0)
     return one, 2 * trained + 2 * target
@@ -171,7 +175,7 @@ def activation_bytes(model: method.Method, config: Config) -> float:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         next(model.orders(view, view))
-    return sum(t.numel() * t.element_size() for t in kept.values()) / PROBE_IMAGES
+    return sum(t.untyped_storage().nbytes() for t in kept.values()) / PROBE_IMAGES
 
 
 def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pace:
@@ -242,29 +246,39 @@ def _exchange(model: method.Method, config: Config, devices: int) -> tuple[float
     learned = [
         m.num_features for part in (model.online, model.predictor) for m in part.modules() if isinstance(m, _BatchNorm)
     ]
-    passes = 2 * config.optim.accumulate  # two views
-    statistics = 0.0 if group == 1 else passes * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
+    views = 2 * config.optim.accumulate
+    passes = views // 2 if config.run.views_together else views
+    statistics = 0.0 if group == 1 else views * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
     count = 0 if group == 1 else passes * (len(channels) + len(learned))
     return 2 * gradients * (devices - 1) / devices + statistics, count + math.ceil(gradients / 25e6) + 1
 
 
-def here(config: Config) -> Device:
-    """This machine as a device: its rate is that of timed steps of this very network with few images."""
-    place = machine.choose(config)
+def here(config: Config, devices: int = 1) -> Device:
+    """One of so many processes of this machine: its rate is that of timed steps of this very network with few images.
+
+    On CPUs the processes share the cores: each has a part of the threads, and more processes than cores take turns.
+    """
+    place, crowd = machine.choose(config), 1.0
+    if place.device.type == "cpu" and devices > 1:
+        cores = processes.cores()
+        threads = config.run.threads or max(1, cores // devices)
+        place, crowd = replace(place, threads=threads), max(1.0, devices * threads / cores)
     machine.use(place)
     model = method.build(config.network, 0, config.objective, config.data.resolution).to(**place.placement(config))
+    if config.run.views_together:
+        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds
     rate = pass_flops(on_paper(config), config)[1] / seconds
     room = machine.memory(place) * 1e9
-    return Device(rate, 1.0, room, 1e9, 1e-4, "a step timed here just now", place.precision)
+    return Device(rate / crowd, 1.0, room, 1e9, GLOO_SECONDS, "a step timed here just now", place.precision)
 
 
-def named(name: str, config: Config) -> Device:
-    """A device of the table, or this machine."""
+def named(name: str, config: Config, devices: int = 1) -> Device:
+    """A device of the table, or this machine, whose processes share it."""
     if name == "here":
-        return here(config)
+        return here(config, devices)
     if name not in DEVICES:
         raise UsageError(f"There is no device '{name}'. {nearest(name, [*DEVICES, 'here'])}")
     return DEVICES[name]

@@ -55,7 +55,7 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
         return Composed(apply(config, settled), count, [])
     known = facts(count, sample, config, settled=settled)
     if name != "here":
-        device = cost.named(name, config)
+        device = cost.named(name, config, devices)
         known = replace(
             known,
             accelerator=True,
@@ -77,7 +77,7 @@ class Reckoned(NamedTuple):
 
 
 def reckoned(config: Config, name: str, devices: int, images: int) -> Reckoned:
-    device = cost.named(name, config)
+    device = cost.named(name, config, devices)
     return Reckoned(device, cost.cost(config, device, devices), resolve(config, images))
 
 
@@ -153,7 +153,7 @@ ENCODERS = [(depth, width) for depth, widths in WIDTHS.items() for width in widt
 
 def encoder_rows(config: Config, name: str, devices: int, images: int) -> list[list[str]]:
     """Every encoder of the paper under a preset: parameters, FLOPs, memory and time."""
-    device = cost.named(name, config)
+    device = cost.named(name, config, devices)
     rows = []
     with bar("Encoders", len(ENCODERS), "encoders") as shown:
         for depth, width in ENCODERS:

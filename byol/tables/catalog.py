@@ -61,6 +61,7 @@ class Request:
     out: Path = Path("tables")
     rows: tuple[str, ...] = ()
     given: Overrides = field(default_factory=dict)
+    planned: bool = False  # nothing is computed: the paper's data need not be there
 
 
 def plan(asked: Request) -> Plan:
@@ -79,6 +80,8 @@ def plan(asked: Request) -> Plan:
 def _check_data(asked: Request, scale: Scale, rows: tuple[Row, ...]) -> None:
     if asked.data:
         parse(asked.data, str(asked.given.get("data.root", "datasets"))).check()
+        return
+    if asked.planned and not scale.small:
         return
     if scale.small:
         raise UsageError(f"The {scale.name} scale needs --data: a folder of class folders with a test part, or scenes.")

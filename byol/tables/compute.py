@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from byol.errors import ByolError, Interrupted
+from byol.errors import ByolError, Interrupted, Lost
 from byol.tables.cells import Cell, stored
 from byol.tables.record import CellRecord, Score, write
 
@@ -51,6 +51,8 @@ def compute(cell: Cell, wait: bool = False) -> CellRecord | None:
         except Interrupted:
             raise
         except Exception as error:
+            if isinstance(error, Lost) and error.exit_code == Lost.exit_code:
+                raise  # a process is gone, and left no error: as if this one were gone, too
             known = replace(header(cell), error=_words(error), traceback=traceback.format_exc())
         known = replace(known, seconds=round(time.monotonic() - began, 1))
         write(cell.path, known)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-from byol.config import Config, resolve
+from byol.config import Config, Optim, resolve
+from byol.errors import UsageError
 from byol.method import build
 from byol.presets import compose
 from byol.run import cost, machine
@@ -18,6 +20,49 @@ from byol.tables.record import Pace
 from byol.tables.render import part
 from byol.tables.scales import SCALES, memory_of
 from byol.tables.table import Row, cited, resolved
+
+
+class Devices(NamedTuple):
+    """Those that a cell trains on: this machine, which is timed, or some of the table in `byol.run.cost`."""
+
+    name: str = "here"
+    number: int = 1  # that share a cell
+
+    @property
+    def words(self) -> str:
+        if self.name == "here":
+            return "training as timed on this machine, without evaluations"
+        each = cost.DEVICES[self.name]
+        return (
+            f"training as reckoned for {self.number} x {self.name} at {each.utilization:.0%} utilization "
+            f"({each.origin}), without evaluations"
+        )
+
+
+HERE = Devices()
+
+
+def reckoned(cells: Sequence[Cell], images: int, devices: Devices) -> dict[str, float]:
+    """Seconds of training for each cell, by key, on devices that need not be here; without evaluations."""
+    device, found = cost.named(devices.name, Config()), {}
+    for cell in cells:
+        config = compose(cell.preset, cell.overrides, {})[0]
+        found[cell.key] = 0.0
+        if cell.supervised:
+            rate = device.peak * device.utilization * devices.number
+            found[cell.key] = _operations(cell, config, images) / rate
+        elif not cell.untrained:
+            try:
+                step = _step(_shape(config, config.optim), device, devices.number)
+            except UsageError as error:
+                raise UsageError(f"{cell.label}: {error}") from None
+            found[cell.key] = step.seconds * resolve(config, images).steps
+    return found
+
+
+@lru_cache(maxsize=64)
+def _step(config: Config, device: cost.Device, count: int) -> cost.Cost:
+    return cost.cost(config, device, count)
 
 
 def forecast(cells: Sequence[Cell], images: int, together: int = 1) -> dict[str, float]:
@@ -60,10 +105,12 @@ def _operations(cell: Cell, config: Config, images: int) -> float:
     return step * plan.batch * plan.steps
 
 
-def _shape(config: Config) -> Config:
-    """What operations depend on: the same for every seed and rate."""
+def _shape(config: Config, optim: Optim = Config().optim) -> Config:
+    """What operations depend on: the same for every seed and rate; a step also on the batch of `optim`."""
     usual = Config()
-    return replace(config, optim=usual.optim, views=usual.views, run=replace(usual.run, recompute=config.run.recompute))
+    kept = replace(usual.optim, batch=optim.batch, accumulate=optim.accumulate, optimizer=optim.optimizer)
+    run = replace(usual.run, recompute=config.run.recompute, shard=config.run.shard, precision=config.run.precision)
+    return replace(config, optim=kept, views=usual.views, run=run)
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +124,7 @@ def at_a_time(where: str) -> int:
     return max(1, int(count)) if where.startswith("local:") and count.isdecimal() else 1
 
 
-def announcement(plan: Plan, expected: dict[str, float], together: int) -> list[str]:
+def announcement(plan: Plan, expected: dict[str, float], together: int, devices: Devices = HERE) -> list[str]:
     """Cells, minutes a cell and in all, a line each; `expected` are the seconds of the missing cells."""
     cells = plan.distinct()
     todo = missing(cells)
@@ -90,9 +137,10 @@ def announcement(plan: Plan, expected: dict[str, float], together: int) -> list[
     if trained:
         whole, each = sum(trained) / together, sum(trained) / len(trained)
         beside = f", {together} at a time" if together > 1 else ""
+        if devices.number > 1:
+            beside += f", one after another; {devices.number * sum(trained) / 3600:,.0f} hours of a device"
         lines.append(
-            f"  about {seconds_in_words(each)} a cell, {seconds_in_words(whole)} in all{beside}: "
-            "training as timed on this machine, without evaluations"
+            f"  about {seconds_in_words(each)} a cell, {seconds_in_words(whole)} in all{beside}: {devices.words}"
         )
     return lines
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from byol.errors import Interrupted, UsageError
-from byol.parallel.launching import saving_first
+from byol.parallel import processes
+from byol.parallel.launching import Tasks, executor, saving_first
 from byol.tables.cells import Cell, stored
 from byol.tables.compute import compute, header
 from byol.tables.record import CellRecord, write
@@ -28,8 +30,8 @@ from byol.tables.record import CellRecord, write
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 15.0
 TRIES = 3  # of a job that ends without a result, as when its machine dies
-# Of one job; most partitions allow a day. When it is over on Slurm, the job saves and is queued again.
-MINUTES = {"local": 7 * 24 * 60, "slurm": 24 * 60}
+HOURS = 24.0  # of a job of Slurm, as most partitions allow; when they are over, it saves and is queued again
+LOCAL_MINUTES = 7 * 24 * 60
 MANY = 1000
 
 
@@ -44,7 +46,7 @@ class Job:
         if self.gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu  # submitit has hidden them all
         with saving_first():
-            record = compute(self.cell, wait=True)
+            record = _together(self.cell) if processes.seat().world > 1 else compute(self.cell, wait=True)
         return record.status if record else ""
 
     def checkpoint(self) -> Any:
@@ -54,10 +56,24 @@ class Job:
         return DelayedSubmission(self)
 
 
+def _together(cell: Cell) -> CellRecord | None:
+    """A cell that all processes of this job train: the first one claims, scores and records it."""
+    processes.summoned()  # all are there before any of them waits for a claim
+    if processes.seat().rank:
+        from byol.tables.measure import follow
+
+        follow(cell)
+        return None
+    record = compute(cell, wait=True)
+    processes.summoned(False)
+    return record
+
+
 def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, CellRecord], None]) -> None:
     """Submits all cells, as many at a time as `where` allows, and calls `done` for each cell that ends."""
-    executor, most = _executor(where, out)
-    queue = Queue() if where.startswith("slurm") else None
+    place = placed(where)
+    queue, most = (Queue(), MANY) if place.tasks else (None, place.count)
+    made = _executor(place, out)
     waiting, tries = list(cells), Counter[str]()
     running: list[tuple[Job, Any]] = []
     try:
@@ -65,7 +81,7 @@ def run(cells: Sequence[Cell], where: str, out: Path, done: Callable[[Cell, Cell
             while waiting and len(running) < most:
                 job = Job(waiting.pop(0), "" if queue else _free_gpu(job for job, _ in running))
                 with _without_stderr():
-                    running.append((job, executor.submit(job)))
+                    running.append((job, made.submit(job)))
             time.sleep(POLL_SECONDS)
             for job, submitted in _ended(running, queue):
                 running.remove((job, submitted))
@@ -146,34 +162,45 @@ def _lost(cell: Cell, job: Any) -> CellRecord:
     return lost
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the jobs go: so many processes of this machine, or jobs of Slurm of so many tasks."""
+
+    count: int = 0
+    tasks: Tasks | None = None
+
+
+def placed(where: str) -> Place:
+    """What --jobs says: local:N or slurm:PARTITION[:GPUS[:NODES]]."""
+    if match := re.fullmatch(r"local:0*([1-9]\d*)", where):
+        return Place(count=int(match[1]))
+    if match := re.fullmatch(r"slurm:([^:]+)(?::(\d+))?(?::0*([1-9]\d*))?", where):
+        gpus, nodes = int(match[2] or 0), int(match[3] or 1)
+        return Place(tasks=Tasks(nodes, gpus, max(1, gpus), match[1], HOURS, 8 if gpus else 2))
+    wanted = "local:N or slurm:PARTITION[:GPUS[:NODES]], such as local:2 or slurm:gpu:8:4"
+    raise UsageError(f"--jobs should be {wanted}, not '{where}'.")
+
+
 def check(where: str) -> None:
     """What is wrong with --jobs is said before anything is timed or computed."""
-    kind, _, rest = where.partition(":")
-    name = rest.partition(":")[0]
     if not where:
         return
-    if kind not in ("local", "slurm") or not name or (kind == "local" and not (name.isdecimal() and int(name))):
-        raise UsageError(f"--jobs should be local:N or slurm:PARTITION[:GPUS], such as local:2, not '{where}'.")
+    place = placed(where)
     if not importlib.util.find_spec("submitit"):
         raise UsageError("--jobs needs submitit: pip install 'byol[slurm]'.")
-    if kind == "slurm" and not shutil.which("sbatch"):
+    if place.tasks and not shutil.which("sbatch"):
         raise UsageError("--jobs slurm needs Slurm's commands, and there is no sbatch here. Try --jobs local:2.")
 
 
-def _executor(where: str, out: Path) -> tuple[Any, int]:
-    """submitit's executor and how many jobs it may run at a time."""
+def _executor(place: Place, out: Path) -> Any:
+    """submitit's: for Slurm the one of `byol launch`."""
+    if place.tasks:
+        return executor(out / "jobs", place.tasks)
     import submitit
 
-    kind, _, rest = where.partition(":")
-    name, _, gpus = rest.partition(":")
     (out / "jobs").mkdir(parents=True, exist_ok=True)
-    executor = submitit.AutoExecutor(folder=out / "jobs", cluster=kind, slurm_max_num_timeout=MANY)
-    executor.update_parameters(timeout_min=MINUTES[kind], name="byol")
-    if kind == "local":
-        # Each job its share of the cores: several that use all of them slow each other down.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(name))))
-        return executor, int(name)
-    executor.update_parameters(slurm_partition=name, slurm_cpus_per_task=2 if not gpus else 8)
-    if gpus:
-        executor.update_parameters(slurm_gpus_per_node=int(gpus))
-    return executor, MANY
+    made = submitit.AutoExecutor(folder=out / "jobs", cluster="local")
+    made.update_parameters(timeout_min=LOCAL_MINUTES, name="byol")
+    # Each job its share of the cores: several that use all of them slow each other down.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+    return made

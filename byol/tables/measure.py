@@ -12,14 +12,16 @@ from filelock import FileLock
 
 from byol import checkpoint, networks
 from byol.config import Config, flatten
-from byol.errors import Diverged, OutputBusy
+from byol.errors import ByolError, Diverged, Lost, OutputBusy
 from byol.evals.encoder import Encoder, open_encoder
 from byol.evals.evaluation import open_data, run_protocol
 from byol.evals.protocol import Session
+from byol.parallel import processes
 from byol.presets import compose
 from byol.pretraining import pretrain
 from byol.run import machine
 from byol.run.files import read_metrics
+from byol.run.progress import complain
 from byol.run.record import NAME, commit, encode, read_run
 from byol.run.verdict import MEASURES
 from byol.tables.cells import FREE, Cell, Evaluation
@@ -76,6 +78,7 @@ def pretrained(cell: Cell) -> Verdict:
     if not ((cell.run / NAME).exists() and read_run(cell.run).status in ("finished", "diverged")):
         # To diverge is a finding, not a failure: run.json says so, and what was learned until then is scored.
         with suppress(Diverged):
+            processes.summoned(True)  # those of this job that wait in `follow`
             pretrain(cell.data, cell.run, cell.preset, cell.overrides)
     run = read_run(cell.run)
     usual = encode({name: value for name, value in flatten(Config()).items() if name not in FREE})
@@ -86,6 +89,20 @@ def pretrained(cell: Cell) -> Verdict:
     if run.status == "diverged" or run.verdict is None:
         return Verdict("diverged", "Training diverged; diverged.json names the steps.")
     return Verdict(run.verdict.word, run.verdict.sentence)
+
+
+def follow(cell: Cell) -> None:
+    """What the other processes of a cell's job do: they train with the first one when it begins, and wait meanwhile.
+
+    An error that all of them have is recorded by the first one.
+    """
+    while processes.summoned():
+        try:
+            pretrain(cell.data, cell.run, cell.preset, cell.overrides)
+        except ByolError as error:
+            if isinstance(error, Lost) and error.exit_code == Lost.exit_code:
+                raise
+            complain(str(error))
 
 
 def is_current(cell: Cell, record: CellRecord) -> bool:

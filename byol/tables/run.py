@@ -12,7 +12,7 @@ from byol.run.progress import duration, say, tell
 from byol.tables import jobs, render
 from byol.tables.cells import Cell, Plan, missing, stored
 from byol.tables.compute import compute
-from byol.tables.forecast import announcement, at_a_time, forecast, paces, rows
+from byol.tables.forecast import HERE, Devices, announcement, at_a_time, forecast, paces, reckoned, rows
 from byol.tables.record import CellFacts, CellRecord, ColumnFacts, RowFacts, TableRecord, write_table
 from byol.tables.table import UNTRAINED, Column, Row
 
@@ -48,12 +48,29 @@ class Progress:
         say(f"[{self.done}/{self.total}] {cell.label}, seed {cell.seed}: {how}; {self.left()}")
 
 
-def preview(plan: Plan, where: str = "") -> None:
-    """Says what `run` would do: cells, minutes a cell and in all, and every row with what it means."""
-    jobs.check(where)
-    expected = forecast(missing(plan.distinct()), plan.images, at_a_time(where))
-    for line in (*announcement(plan, expected, at_a_time(where)), *rows(plan, expected)):
+def preview(plan: Plan, where: str = "", on: tuple[str, int] = ("here", 1)) -> dict[str, float]:
+    """Says what `run` would do: cells, minutes a cell and in all, and every row with what it means.
+
+    `on` are a device's name and how many of them share a cell; jobs of Slurm say that themselves. Returns the sums.
+    """
+    devices = Devices(*on)
+    together, todo = at_a_time(where), missing(plan.distinct())
+    tasks = jobs.placed(where).tasks if where else None
+    if devices.name == "here":
+        jobs.check(where)
+        devices, expected = HERE, forecast(todo, plan.images, together)
+    else:
+        devices = devices._replace(number=tasks.nodes * tasks.processes) if tasks else devices
+        expected = reckoned(todo, plan.images, devices)
+    for line in (*announcement(plan, expected, together, devices), *rows(plan, expected)):
         tell(line)
+    return {
+        "cells": len(plan.distinct()),
+        "missing": len(todo),
+        "seconds": sum(expected.values()),
+        "together": together,
+        "devices": devices.number,
+    }
 
 
 def run(plan: Plan, where: str = "") -> TableRecord:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from byol.run.files import write_atomically
 from byol.run.painting import Painter
 from byol.tune import judge
 from byol.tune.measures import MEASURES
-from byol.tune.policies import Policy, apply
+from byol.tune.policies import Policy, made
 from byol.tune.trials import LABELS, Measured
 
 SHOWN, PAIRS = 4, 3  # images of a sheet, and pairs of views of each
@@ -55,7 +54,7 @@ def _sections(shown: Shown, images: Sequence[Tensor], config: Config, paint: Pai
     names = [chosen, *(name for name in dict.fromkeys(n for rung in reversed(rungs) for n in rung) if name != chosen)]
     for name in names:
         about = f"{name}: {policies[name].about}"
-        sheet = _sheet(images, replace(config, views=apply(policies[name], config.views)), paint)
+        sheet = _sheet(images, made(policies[name], config), paint)
         yield f'<h3>{text(about)}</h3><p><img alt="{text(about)}" src="{sheet}"></p>'
 
 

@@ -1,15 +1,16 @@
 """What `byol tune` tries: policies, which set fields of both views, and moves around the best of them. Needs no torch.
 
 A policy changes the views that `auto` would take for the images; all that it does not name stays as it is there.
+Learning rate and tau are moved when that is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from byol.config import View, Views
+from byol.config import Config, Optim, Views
 
 COLOURS = 3
 Fields = Mapping[str, float]
@@ -23,22 +24,24 @@ class Policy:
     about: str
     means: str
     channels: str = "any"  # colours: for three channels; several: for two or more that are no colours
+    factors: Fields = field(default_factory=dict)  # of the learning rate, `lr`, and of what tau forgets, `forgets`
+
+
+def made(policy: Policy, base: Config) -> Config:
+    """The config with the policy's views, rate and tau."""
+    return replace(base, views=apply(policy, base.views), optim=_moved(policy.factors, base.optim))
+
+
+def _moved(factors: Fields, optim: Optim) -> Optim:
+    """A tau that forgets three times as much of the past in a step has three times the 1 − tau."""
+    tau = 1 - min(1.0, (1 - optim.tau) * factors.get("forgets", 1.0))
+    return replace(optim, lr=optim.lr * factors.get("lr", 1.0), tau=round(tau, 10))
 
 
 def apply(policy: Policy, base: Views) -> Views:
     """The views with the policy's fields in both."""
     own: dict[str, Any] = dict(policy.fields)
     return replace(base, t=replace(base.t, **own), t_prime=replace(base.t_prime, **own))
-
-
-def overrides(views: Views, base: Views) -> dict[str, float]:
-    """`{"views.t.hue": 0}` for what differs."""
-    return {
-        f"views.{side}.{name}": getattr(getattr(views, side), name)
-        for side in ("t", "t_prime")
-        for name in View.__dataclass_fields__
-        if getattr(getattr(views, side), name) != getattr(getattr(base, side), name)
-    }
 
 
 def fitting(channels: int, base: Views) -> dict[str, Policy]:
@@ -55,18 +58,19 @@ def fitting(channels: int, base: Views) -> dict[str, Policy]:
     return kept
 
 
-def neighbours(name: str, policy: Policy, channels: int, base: Views) -> dict[str, Policy]:
-    """One move away from a policy, as policies of their own; a move that changes nothing is left out."""
+def neighbours(name: str, policy: Policy, channels: int, base: Views, rates: bool = False) -> dict[str, Policy]:
+    """One move away from a policy, as policies of their own; a move that changes nothing is left out. With `rates`,
+    those of rate and tau come first."""
     found = {}
     here = apply(policy, base)
-    for move, step in MOVES.items():
+    for move, step in {**(RATES if rates else {}), **MOVES}.items():
         if step.channels == "colours" and channels != COLOURS:
             continue
         fields = {**policy.fields, **step.fields}
         if "area_min" in step.fields:  # relative to where the policy is
             fields["area_min"] = round(min(max(here.t.area_min * step.fields["area_min"], 0.02), 0.9), 4)
-        moved = Policy(fields, f"{name}, {step.about}", step.means, step.channels)
-        if apply(moved, base) != here:
+        moved = Policy(fields, f"{name}, {step.about}", step.means, step.channels, {**policy.factors, **step.factors})
+        if apply(moved, base) != here or step.factors:
             found[f"{name} + {move}"] = moved
     return found
 
@@ -108,4 +112,11 @@ MOVES: dict[str, Policy] = {
     "no colour": Policy(NO_COLOUR, "no colour operations", "colour carries information here", "colours"),
     "no blur": Policy({"blur": 0.0}, "no blur", "sharpness carries information here"),
     "no negatives": Policy({"solarize": 0.0}, "no solarization", "bright and dark carry information here"),
+}  # fmt: skip
+
+RATES: dict[str, Policy] = {
+    "twice the rate": Policy({}, "twice the learning rate", "larger steps teach more here", factors={"lr": 2.0}),
+    "half the rate": Policy({}, "half the learning rate", "smaller steps teach more here", factors={"lr": 0.5}),
+    "quick target": Policy({}, "a third of tau's memory", "a quick target teaches more here", factors={"forgets": 3.0}),
+    "slow target": Policy({}, "thrice tau's memory", "a steady target teaches more here", factors={"forgets": 1 / 3}),
 }  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from byol import data
-from byol.config import Config, View, Views, apply, flatten
+from byol.config import Config, View, apply, flatten
 from byol.data import loader
 from byol.data import values as image_values
 from byol.data.source import Source
@@ -34,7 +34,7 @@ from byol.tune.labelled import labelled
 from byol.tune.looks import Looks, looks
 from byol.tune.trials import Labelled, Setting, values
 
-MOVES = 4  # changes of the best policy that are tried at the end
+MOVES, RATES = 4, 4  # changes of the best policy that are tried at the end: of its views, and of rate and tau if asked
 START = 3.0  # seconds in which a trial begins and ends, beside reading images
 YAML, PAGE = "tune.yaml", "tune.html"
 
@@ -50,6 +50,7 @@ class Request:
     jobs: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
+    rates: bool = False
     began: float = field(default_factory=time.monotonic)  # when the command did: the budget holds for all of it
 
 
@@ -86,7 +87,8 @@ def refuse_foreign(out: Path) -> None:
 
 
 def _asked(request: Request) -> dict[str, Any]:
-    return {"minutes": request.minutes, "labels": request.labels, "policies": list(request.policies), **request.values}
+    own = {"minutes": request.minutes, "labels": request.labels, "policies": list(request.policies)}
+    return {**own, "rates": request.rates, **request.values}
 
 
 def _checksum(request: Request, config: Config) -> str:
@@ -117,7 +119,8 @@ def _record(request: Request, source: Source, config: Config, seen: Looks, few: 
     names = [name for name in found if not request.policies or name in request.policies]
     cost = _cost(request, source, config, seen, few)
     elapsed = spent_on(request)
-    fits = halving.schedule(len(names), 0 if request.policies else MOVES, cost, request.minutes * 60 - elapsed)
+    moves = (0 if request.policies else MOVES) + RATES * request.rates
+    fits = halving.schedule(len(names), moves, cost, request.minutes * 60 - elapsed)
     usual = flatten(Config())
     return search.Record(
         data=request.data,
@@ -192,13 +195,13 @@ def judged(name: str) -> str:
 
 
 def _write(request: Request, going: search.Search, source: Source, chosen: str) -> None:
-    base = going.setting.config.views
     last = {name: one.values for name, one in going.rungs[-1].items()}
     means = {name: policy.means for name, policy in going.policies.items()}
     said = judge.words(last, chosen, means, going.record.judge)
-    made = policies.apply(going.policies[chosen], base)
+    made = policies.made(going.policies[chosen], going.setting.config)
     file = request.out / YAML
-    write_atomically(file, in_yaml(made, [f"views for {request.data}, chosen by byol tune", *said]).encode())
+    comments = [f"views for {request.data}, chosen by byol tune", *said]
+    write_atomically(file, in_yaml(made, request.rates, comments).encode())
     images = [image for _, image in loader.readable(source, range(min(page.SHOWN, len(source))))]
     shown = page.Shown(f"Views for {request.data}", said, going.rungs, going.policies, chosen)
     page.write(request.out / PAGE, shown, images, going.setting.config, painter(source, going.setting.config.data))
@@ -208,9 +211,10 @@ def _write(request: Request, going: search.Search, source: Source, chosen: str) 
     say(f"Next: {shlex.join(['byol', 'pretrain', request.data, '--config', str(file)])}")
 
 
-def in_yaml(views: Views, comments: list[str]) -> str:
-    """Every field of both views, for `byol pretrain --config`."""
-    sides = {"t": views.t, "t_prime": views.t_prime}
+def in_yaml(config: Config, rates: bool, comments: list[str]) -> str:
+    """Every field of both views, and rate and tau where they were chosen, for `byol pretrain --config`."""
+    sides = {"t": config.views.t, "t_prime": config.views.t_prime}
     both = {side: {item.name: getattr(view, item.name) for item in fields(View)} for side, view in sides.items()}
     head = "".join(f"# {' '.join(line.split())}\n" for line in comments)
-    return head + yaml.safe_dump({"views": both}, sort_keys=False)
+    optim = {"optim": {"lr": config.optim.lr, "tau": config.optim.tau}} if rates else {}
+    return head + yaml.safe_dump({"views": both, **optim}, sort_keys=False)

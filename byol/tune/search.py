@@ -22,7 +22,7 @@ from byol.tables.compute import compute
 from byol.tables.record import CellRecord
 from byol.tune import halving, judge
 from byol.tune.looks import Looks
-from byol.tune.policies import Policy, apply, neighbours
+from byol.tune.policies import Policy, made, neighbours
 from byol.tune.trials import Labelled, Measured, Setting, cell, measured
 
 NAME = "tune.json"
@@ -101,7 +101,8 @@ def run(search: Search, channels: int) -> str:
         _rung(search, place, names, search.record.steps[place])
     best = halving.survivors(_scores(search), 1)[0]
     if search.record.moves:
-        around = neighbours(best, search.policies[best], channels, search.setting.config.views)
+        rates = bool(search.record.asked.get("rates"))
+        around = neighbours(best, search.policies[best], channels, search.setting.config.views, rates)
         search.policies |= around
         _rung(search, len(sizes), [best, *list(around)[: search.record.moves]], search.record.steps[-1])
         best = halving.survivors(_scores(search), 1)[0]
@@ -126,8 +127,8 @@ def _rung(search: Search, place: int, names: Sequence[str], steps: int) -> None:
     else:
         planned = _planned(search, place, list(names), steps)
         search.note(rungs=[*search.record.rungs, planned])
-    views = {name: apply(search.policies[name], search.setting.config.views) for name in planned.policies}
-    trials = {name: cell(search.setting, name, own, planned.steps) for name, own in views.items()}
+    configs = {name: made(search.policies[name], search.setting.config) for name in planned.policies}
+    trials = {name: cell(search.setting, name, own, planned.steps) for name, own in configs.items()}
     search.rungs.append({})
     title = f"Rung {place + 1}"
     say(f"{title}: {len(trials)} policies, {planned.steps} steps each, about {duration(planned.seconds)}")

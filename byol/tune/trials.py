@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from byol import checkpoint
-from byol.config import Config, Views, flatten
+from byol.config import Config, flatten
 from byol.evals.encoder import Encoder, open_encoder
 from byol.presets import PRESETS
 from byol.run import record
@@ -59,9 +58,8 @@ class Labelled:
     targets: Tensor
 
 
-def cell(setting: Setting, name: str, views: Views, steps: int) -> Cell:
-    """The trial of a policy for so many steps."""
-    config = replace(setting.config, views=views)
+def cell(setting: Setting, name: str, config: Config, steps: int) -> Cell:
+    """The trial of a policy, whose config it is, for so many steps."""
     batch = config.optim.batch
     config = replace(
         config,
@@ -107,9 +105,3 @@ def ranks(rows: Sequence[Mapping[str, float]], name: str) -> list[float]:
     """The place of each row by a measure, 0 for the best, ties shared."""
     column = torch.tensor([row[name] for row in rows], dtype=torch.float64)
     return [float(((column > value).sum() + (column >= value).sum() - 1) / 2) for value in column]
-
-
-def overrides_of(config: Config) -> dict[str, Any]:
-    """All fields of a config that are not at their default."""
-    usual = flatten(Config())
-    return {name: value for name, value in flatten(config).items() if value != usual[name]}

@@ -78,6 +78,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for world in (1, 2, 4):
             out = place / f"{world}x{passes}"
             jobs[out.name] = {"world": world, "command": command(out, twenty | {"optim.accumulate": passes})}
+    for passes in (1, 2):
+        asked = command(
+            place / f"together x{passes}", twenty | {"optim.accumulate": passes, "run.views_together": True}
+        )
+        jobs[f"together x{passes}"] = {"world": 2, "command": asked}
     jobs["whole"] = {"world": 2, "command": command(place / "whole", twelve)}
     for name, mischief, rank in (
         ("SIGKILL", "SIGKILL", 1),
@@ -144,6 +149,24 @@ def test_the_number_of_processes_does_not_change_the_run(ended: dict[str, Any], 
         for line, other in zip(lines, expected, strict=True):
             assert line == pytest.approx(other, rel=1e-5, abs=1e-8)
     assert distance(ended["place"] / "1x1", ended["place"] / "1x2") > 1e-3  # accumulation does, by its statistics
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "shares"), [(2, 2, "0 1"), (5, 2, "01 234"), (8, 3, "01 234 567"), (2, 4, "")]
+)
+def test_processes_of_a_machine_share_its_cores(cores: int, count: int, shares: str) -> None:
+    """Breaks if two processes get the same core, one is nobody's, or some of too many processes are bound to one."""
+    allowed = {10 + core for core in range(cores)}
+    expected = [{10 + int(core) for core in part} for part in shares.split()]
+    assert [processes.share(allowed, place, count) for place in range(count)] == (expected or [set()] * count)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_views_together_are_the_same_run(ended: dict[str, Any], passes: int) -> None:
+    """Breaks if two processes that pass both views as one batch end with other weights, target or running statistics
+    than one process that passes them one after the other, or exchange gradients before the last pass of a step."""
+    assert ended[f"together x{passes}"]["codes"] == [0, 0], ended[f"together x{passes}"]["errors"]
+    assert distance(ended["place"] / f"1x{passes}", ended["place"] / f"together x{passes}") < 1e-9
 
 
 def test_weights_in_parts_are_the_same_run(ended: dict[str, Any]) -> None:

@@ -56,9 +56,12 @@ SlurmdPidFile={place}/slurmd.pid
 SlurmctldLogFile={place}/slurmctld.log
 SlurmdLogFile={place}/slurmd.log
 KillWait=30
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} Gres=gpu:2 State=UNKNOWN
 PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
+CORES = 16  # which Slurm counts, as it counts two files for GPUs: no task needs more than a core, or sees a GPU
 TINIER = TINY | {"data.resolution": 16, "run.checkpoint_steps": 2}
 
 
@@ -72,9 +75,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for folder in ("state", "spool"):
         (place / folder).mkdir()
     conf = place / "slurm.conf"
-    conf.write_text(
-        CONF.format(host=socket.gethostname().split(".")[0], place=place, cores=max(2, os.cpu_count() or 1))
-    )
+    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], place=place, cores=CORES))
+    (place / "gres.conf").write_text(f"Name=gpu File={place}/gpu[0-1]\n")
+    for number in range(2):
+        (place / f"gpu{number}").touch()
     commands = [["munged", "-F"], ["slurmctld", "-D", "-f", str(conf)], ["slurmd", "-D", "-f", str(conf)]]
     started = []
     with pytest.MonkeyPatch.context() as patch, (place / "daemons.log").open("w") as log:
@@ -123,8 +127,8 @@ def interrupt(run: Path, after: int, *how: str) -> None:
     wait_for(lambda: not subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"]).returncode, 60)
 
 
-def plan_at(out: Path) -> Plan:
-    given = {**TINIER, "optim.epochs": 8}
+def plan_at(out: Path, **more: Any) -> Plan:
+    given = {**TINIER, "optim.epochs": 8, **more}
     return catalog.plan(Request("target-decay", "cpu", 1, "scenes:40", out, ("0.99", "τ 0"), given))
 
 
@@ -135,7 +139,7 @@ def test_requeues_in_the_middle_of_cells(tmp_path: Path) -> None:
     """
     here, there = plan_at(tmp_path / "here"), plan_at(tmp_path / "there")
     run(here)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(out=str(there.out))])
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(out=str(there.out), more={}, where="slurm:test")])
     first, second, _ = there.distinct()
     try:
         interrupt(first.run, 2, "scancel", "--signal=USR2")
@@ -152,8 +156,30 @@ DRIVER = """
 from pathlib import Path
 from tests.parallel.test_slurm import plan_at
 from byol.tables.run import run
-run(plan_at(Path({out!r})), "slurm:test")
+run(plan_at(Path({out!r}), **{more!r}), {where!r})
 """
+
+
+def test_cells_of_two_tasks_are_the_cells_of_one(tmp_path: Path) -> None:
+    """Breaks if the tasks of a cell do not find each other, one that waits keeps the job from being queued again, a
+    requeued cell begins anew, or its figures are others than those of one process here."""
+    more = {"run.precision": "float64"}
+    here, there = plan_at(tmp_path / "here", **more), plan_at(tmp_path / "there", **more)
+    run(here)
+    code = DRIVER.format(out=str(there.out), more=more, where="slurm:test:2")
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    first, second, _ = there.distinct()
+    try:
+        interrupt(first.run, 2, "scancel", "--signal=USR2")
+        interrupt(second.run, 2, "scontrol", "requeue")
+        assert driver.wait(900) == 0
+    finally:
+        driver.kill()
+    said = "".join(path.read_text() for path in (there.out / "jobs").glob("*.err"))
+    assert said.count("Resuming at step") == 2, said
+    assert [files.read_json(cell.run / "run.json")["processes"] for cell in (first, second)] == [2, 2]
+    assert [cell.key for cell in there.distinct()] == [cell.key for cell in here.distinct()]
+    assert [stored(c).scores for c in there.distinct()] == [stored(c).scores for c in here.distinct()]  # type: ignore[union-attr]
 
 
 def test_a_launched_run_goes_on_after_requeues(tmp_path: Path) -> None:

@@ -208,21 +208,47 @@ def test_both_plans_agree_on_the_same_run(
     assert expected.images_per_second == pytest.approx(run.plan.batch / step.seconds, rel=1e-3)
 
 
+def test_views_together_are_planned() -> None:
+    """Breaks if the plan forgets the second view's activations, or counts exchanges of statistics for each view."""
+    config = apply(presets.cifar10_cpu(), TINY | {"optim.batch": 64})
+    apart, together = (cost.cost(apply(config, {"run.views_together": on}), TPU, 2) for on in (False, True))
+    assert 1.9 < together.activations / apart.activations < 2.1
+    assert together.traffic == apart.traffic
+    assert together.flops == apart.flops
+    norms = 20 + 1  # of a ResNet-18 and its projector; the predictor has one more, which the target has not
+    assert apart.exchanges - together.exchanges == 2 * norms + norms + 2
+
+
+def test_processes_of_this_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if four processes on two cores are planned to be as fast as four machines, or each to have all threads."""
+    used = list[int]()
+    monkeypatch.setattr(cost.processes, "cores", lambda: 2)
+    monkeypatch.setattr(cost.machine, "use", lambda place: used.append(place.threads))
+    monkeypatch.setattr(cost, "pace", lambda *_: cost.Pace(0.5, 1.0))
+    config = apply(presets.cifar10_cpu(), TINY | {"run.threads": 0})
+    one, two, four = (cost.here(config, count).peak for count in (1, 2, 4))
+    assert one == two == 2 * four
+    assert used[1:] == [1, 1]
+
+
 def test_ratios_of_the_scaling_benchmark() -> None:
     """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the page
     shows other figures."""
     from benchmarks import render, scaling
 
     rounds = {"1 process": [80.0, 100.0], "2 processes": [150.0], "recompute": [90.0, 60.0], "compile": []}
-    found = scaling.summary(rounds, [1.1])
+    rounds["plan of 2"] = [120.0]
+    found = scaling.summary(rounds)
     ratios = {(each["of"], each["to"]): each["ratio"] for each in found["ratios"]}
     assert ratios == {("2 processes", "1 process"): 1.5, ("recompute", "1 process"): 0.9}
     assert found["failed"] == ["compile"]
-    assert found["worst_over_best"] == pytest.approx({"1 process": 0.8, "2 processes": 1.0, "recompute": 2 / 3})
+    wanted = {"1 process": 0.8, "2 processes": 1.0, "recompute": 2 / 3, "plan of 2": 1.0}
+    assert found["worst_over_best"] == pytest.approx(wanted)
     text = render.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
     assert "| recompute | 90 | 0.67 | 0.90 of 1 process: blocks computed again for their gradients |" in text
-    assert "best of up to 2 rounds" in text
-    assert "measured step: 1.10." in text
+    assert "fastest step of up to 2 rounds" in text
+    assert "measured step, by processes: 1.25 with 2." in text  # it reckons with 120 images/s, and there are 150
+    assert "plan of" not in text
 
 
 def test_the_script_of_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +299,7 @@ def test_a_warned_job_saves_before_it_is_queued_again(tmp_path: Path, monkeypatc
     queued: Callable[..., None] = lambda number, frame: happened.append("queued again")
     before = signal.signal(signal.SIGUSR2, queued)
     try:
-        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, 1, 0, 1, "", 1, 1))
+        job = launching.Job(launching.Request("scenes", "cifar10-cpu", tmp_path, {}, launching.Tasks()))
         with pytest.raises(SystemExit) as ending:
             job()
     finally:

@@ -16,12 +16,18 @@ import pytest
 import torch
 
 import byol
+from byol.errors import UsageError
 from byol.evals.encoder import checksum
+from byol.parallel.launching import Tasks
+from byol.run.record import read_run
 from byol.tables import measure
 from byol.tables.cells import Cell, Plan, missing, stored
 from byol.tables.compute import compute
+from byol.tables.jobs import placed
 from byol.tables.record import Score
 from byol.tables.run import forget_other_weights, run
+from tests.chaos import several
+from tests.conftest import TINY
 from tests.tables.test_tables import asked, fake
 
 
@@ -109,6 +115,51 @@ def test_two_local_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
     again = job.checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert again.function is job
+
+
+def plan_together(out: Path) -> Plan:
+    return asked(out, {**TINY, "run.precision": "float64", "optim.epochs": 1}, rows=("0.99",))
+
+
+def test_a_cell_of_two_processes_is_the_cell_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if a job of several tasks trains a cell in each of them, under another key, or to other weights than one
+    process does (in float64, up to rounding), or leaves a process waiting for a cell that needs no training."""
+    here, there = plan_together(tmp_path / "here"), plan_together(tmp_path / "there")
+    run(here)
+    monkeypatch.setenv("BYOL_TEST_PLACE", str(there.out))
+    (done,) = several.run([{"world": 2, "check": "cells_of_one_job", "place": str(tmp_path), "seconds": 100}])
+    assert done["codes"] == [0, 0], done["errors"]
+    assert [cell.key for cell in there.distinct()] == [cell.key for cell in here.distinct()]
+    one, two = (next(cell for cell in plan.distinct() if not cell.untrained).run for plan in (here, there))
+    assert (read_run(one).processes, read_run(two).processes) == (1, 2)
+    expected, found = (byol.load_encoder(run).state_dict() for run in (one, two))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+    assert scores(there.distinct()) == scores(here.distinct())
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("local:3", (3, None)),
+        ("slurm:gpu", (0, Tasks(1, 0, 1, "gpu", 24.0, 2))),
+        ("slurm:gpu:8", (0, Tasks(1, 8, 8, "gpu", 24.0, 8))),
+        ("slurm:gpu:8:4", (0, Tasks(4, 8, 8, "gpu", 24.0, 8))),
+        ("slurm:cpu:0:2", (0, Tasks(2, 0, 1, "cpu", 24.0, 2))),
+        *(
+            (wrong, None)
+            for wrong in ("slurm:", "slurm:a:b", "slurm:a:1:0", "slurm:a:1:2:3", "local:2:1", "local:0", "x")
+        ),
+    ],
+)
+def test_where_jobs_go(where: str, expected: tuple[int, Tasks | None] | None) -> None:
+    """Breaks if GPUS and NODES are taken for each other, a cell on GPUs has not a process for each, or a wrong text is
+    taken for a place."""
+    if expected is None:
+        with pytest.raises(UsageError, match="slurm:PARTITION"):
+            placed(where)
+    else:
+        assert (placed(where).count, placed(where).tasks) == expected
 
 
 def test_local_jobs_share_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

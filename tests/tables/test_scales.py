@@ -11,11 +11,12 @@ import pytest
 
 from byol import presets
 from byol.config import Config, flatten
+from byol.errors import UsageError
 from byol.tables import catalog, render
 from byol.tables.catalog import TABLES, Request
-from byol.tables.forecast import announcement, at_a_time, forecast, pace, rows
+from byol.tables.forecast import Devices, announcement, at_a_time, forecast, pace, reckoned, rows
 from byol.tables.record import read_table
-from byol.tables.run import Progress, collect, run
+from byol.tables.run import Progress, collect, preview, run
 from byol.tables.scales import SCALES, Memory, Share, Times, filled, memory_of
 from byol.tables.table import UNTRAINED, Row, reported, resolved
 from tests.tables.test_tables import asked, fake, row_of
@@ -128,6 +129,24 @@ def test_the_plan_says_cells_and_time(tmp_path: Path, tiny: dict[str, Any]) -> N
     assert f"{steps:,}" in shown[1]
     assert render.part(memory_of(0.99, steps)) in shown[1]
     assert (at_a_time("local:3"), at_a_time("slurm:gpu"), at_a_time("")) == (3, 1, 1)
+
+
+def test_a_table_is_planned_for_devices_that_are_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Breaks if the cells of a table are not summed, jobs of Slurm are not as many devices as they ask for, or the
+    paper's data have to be there. By hand: 268.6 TFLOPs a step on 8 x 312 TFLOP/s at a fifth take 0.538 s, the exchange
+    9 ms, and 300 epochs have 93,835 steps; without a target network it is three quarters of that."""
+    plan = catalog.plan(Request("target-decay", out=tmp_path, planned=True))
+    found = reckoned(plan.distinct(), plan.images, Devices("a100", 8))
+    moving, stopped, random = (plan.cells[row.label][0].key for row in (plan.rows[1], *plan.rows[-2:]))
+    assert found[moving] == pytest.approx(93_835 * (268.58 / (8 * 312 * 0.2) + 0.0088), rel=0.01)
+    assert found[stopped] / found[moving] == pytest.approx(0.75, abs=0.01)
+    assert found[random] == 0
+    preview(plan, "slurm:gpu:8", ("a100", 1))
+    said = capsys.readouterr().out
+    assert "18 cells; 0 done, 18 missing" in said
+    assert f"{8 * sum(found.values()) / 3600:,.0f} hours of a device" in said
+    with pytest.raises(UsageError, match="cannot be shared by 3 devices"):
+        reckoned(plan.distinct(), plan.images, Devices("a100", 3))
 
 
 def test_the_time_left_is_corrected_by_what_cells_took(tmp_path: Path, tiny: dict[str, Any]) -> None:

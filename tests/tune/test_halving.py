@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from byol.config import Views
+from byol.config import Config, Optim, Views
 from byol.errors import UsageError
 from byol.presets import small_views
 from byol.tune import halving, judge, policies
@@ -73,6 +73,22 @@ def test_policies_are_views_of_their_own(channels: int, base: Views) -> None:
         for moved in policies.neighbours(name, policy, channels, base).values():
             assert policies.apply(moved, base) != policies.apply(policy, base)
             assert 0.02 <= policies.apply(moved, base).t.area_min <= 0.9
+
+
+def test_rates_are_moved_by_factors() -> None:
+    """Breaks when a move of the rate changes views, moves add up instead of multiplying, or tau leaves [0, 1]."""
+    base = Config(optim=Optim(lr=0.4, tau=0.97))
+    usual = policies.POLICIES["no flip"]
+    around = policies.neighbours("no flip", usual, 3, base.views, rates=True)
+    found = {name.partition(" + ")[2]: policies.made(policy, base) for name, policy in around.items()}
+    assert list(found)[: len(policies.RATES)] == list(policies.RATES)
+    assert found["twice the rate"].optim.lr == pytest.approx(0.8)
+    assert found["half the rate"].optim.lr == pytest.approx(0.2)
+    assert (found["quick target"].optim.tau, found["slow target"].optim.tau) == pytest.approx((0.91, 0.99))
+    assert all(found[name].views == policies.apply(usual, base.views) for name in policies.RATES)
+    assert not any("rate" in name for name in policies.neighbours("no flip", usual, 3, base.views))
+    low = Config(optim=Optim(tau=0.5))
+    assert policies.made(policies.RATES["quick target"], low).optim.tau == 0
 
 
 VALUES = {

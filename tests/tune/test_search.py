@@ -15,8 +15,9 @@ from byol.config import Config, apply
 from byol.config_file import read_yaml
 from byol.errors import Interrupted, OutputBusy, UsageError
 from byol.presets import small_views
+from byol.run.files import read_json
 from byol.tune import halving, run, search
-from byol.tune.policies import POLICIES
+from byol.tune.policies import POLICIES, RATES
 from byol.tune.policies import apply as with_policy
 from tests.conftest import TINY, write_images
 
@@ -28,13 +29,13 @@ NAMES = ("usual", "no flip", "turns", "geometry")
 
 
 def quickened(patch: pytest.MonkeyPatch) -> None:
-    """A machine on which a search of seconds has a few steps a run."""
+    """A search has a few steps a run, which take far less time than is planned for them."""
     patch.setattr(halving, "FEWEST_STEPS", 2)
-    patch.setattr(run, "_cost", lambda *_: halving.Cost(1.0, 1.0))
+    patch.setattr(run, "_cost", lambda *_: halving.Cost(10.0, 10.0))
     patch.setattr(run, "spent_on", lambda _: 0.0)
 
 
-def request(images: Path, out: Path, minutes: float = 0.75) -> run.Request:
+def request(images: Path, out: Path, minutes: float = 7.5) -> run.Request:
     return run.Request(str(images), minutes, out, labels=str(images), values=SMALL, policies=NAMES)
 
 
@@ -115,6 +116,26 @@ def test_what_a_search_writes(finished: Finished) -> None:
     assert "default-src 'none'" in page
 
 
+def test_rate_and_tau_are_searched_when_asked(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks when --rates trains nothing at another rate, or the file leaves out what was chosen."""
+    quickened(monkeypatch)
+    asked = replace(request(finished.images, tmp_path / "out", 30.0), policies=NAMES[:2], rates=True)
+    chosen = run.tune(asked)
+    record = search.read(asked.out)
+    assert record is not None
+    assert {name.partition(" + ")[2] for name in record.rungs[-1].policies} == {"", *RATES}
+    stored = [read_json(path)["overrides"] for path in (asked.out / "cells").glob("*.json")]
+    rates = {overrides["optim.lr"] for overrides in stored}
+    assert {round(2 * rate / min(rates)) for rate in rates} == {2, 4, 8}
+    given = read_yaml(asked.out / "tune.yaml")
+    factors = RATES[chosen.partition(" + ")[2]].factors if " + " in chosen else {}
+    usual = record.config["optim.lr"]
+    assert given["optim.lr"] == pytest.approx(usual * factors.get("lr", 1.0))
+    assert 0 <= given["optim.tau"] < 1
+
+
 def test_no_trial_begins_beyond_the_budget(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +144,7 @@ def test_no_trial_begins_beyond_the_budget(
     taken, compute = [], search.compute
 
     def slow(*given: Any, **named: Any) -> Any:
-        taken.append(replace(compute(*given, **named), seconds=22.0))  # of a budget of 45
+        taken.append(replace(compute(*given, **named), seconds=220.0))  # of a budget of 450
         return taken[-1]
 
     monkeypatch.setattr(search, "compute", slow)
