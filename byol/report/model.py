@@ -160,7 +160,7 @@ def confusion(facts: ModelRecord, seen: Seen) -> str:
                 marks.append(f'<text x="{x + 12}" y="{y + 17}" text-anchor="middle">{matrix[row, column]}</text>')
     width, height = left + count * side, 24 + count * side
     drawn = f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="Confusion matrix">'
-    told = "<p>A row for each label, a column for each answer, by its number; in the cells are images.</p>"
+    told = "<p>A row for each label, a column for each answer, by its number; in each cell, how many images.</p>"
     return f'{told}<div class="wide">{drawn}{"".join(marks)}</svg></div>'
 
 
