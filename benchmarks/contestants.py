@@ -116,6 +116,8 @@ def by_byol(spec: dict[str, Any]) -> dict[str, float]:
     count = len(Files(spec["folder"], lambda image: image))
     overrides = {
         "data.resolution": spec["size"],
+        "objective.name": "byol",  # as the peers have it, without negatives that fade
+        "objective.fade": 0.0,
         "network.encoder": f"resnet{spec['depth']}",
         "network.width": spec["width"],
         "network.small_images": spec["small"],

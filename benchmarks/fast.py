@@ -4,9 +4,9 @@
     python benchmarks/fast.py FOLDER --minutes 2 -- fade-70 objective.name=info-nce objective.fade=0.7
 
 FOLDER holds train/<class>/ and test/<class>/ (or val/). After `--` come the name of the recipe and the fields in which
-it departs from `BASE` below. A step of the recipe's shape is timed once on one thread, in seconds of CPU; the run then
-has as many steps as fit into the minutes, so that recipes of one shape see the same images and recipes of another shape
-see as many as the same time pays for. Looks and evaluations are outside the time. Each try is added to
+it departs from `BASE` and `PLAIN` below. A step of the recipe's shape is timed once on one thread, in seconds of CPU;
+the run then has as many steps as fit into the minutes, so that recipes of one shape see the same images and recipes of
+another shape see as many as the same time pays for. Looks and evaluations are outside the time. Each try is added to
 results/fast-recipes.json with its config, commit, looks and accuracies: `knn` of the test images among the training
 images, `knn_all` of every image among all others (less noise), `linear` by logistic regression on request.
 """
@@ -46,6 +46,12 @@ BASE: dict[str, Any] = {
     "run.log_every": 1_000_000,
     "run.checkpoint_seconds": 1e9,
     "optim.probe": False,
+}
+PLAIN: dict[str, Any] = {  # BYOL alone, which cifar10-cpu departs from
+    "network.zero_init_last": False,
+    "objective.name": "byol",
+    "objective.fade": 0.0,
+    "optim.tau": 0.98,
 }
 FAST: dict[str, Any] = {  # the fastest recipe so far, as `byol.presets.fast` has it
     "network.zero_init_last": True,
@@ -128,7 +134,7 @@ def compared(
     asked: argparse.Namespace, fields: dict[str, Any], seed: int, step: float, before: dict[str, float] | None
 ) -> dict[str, Any]:
     """One try: the run, and both encoders of its shape; `before` are the scores of the untrained one, where known."""
-    folder, overrides = asked.folder, BASE | fields | {"run.seed": seed}
+    folder, overrides = asked.folder, BASE | PLAIN | fields | {"run.seed": seed}
     config = apply(PRESETS[asked.preset](), overrides)
     steps = max(1, int(60 * asked.minutes / step))
     task = data.open_task(str(folder), config.data)
@@ -192,11 +198,11 @@ def main() -> None:
     name, *pairs = words
     fields = dict(pair.split("=", 1) for pair in pairs)
     known = read_json(RECORD) if RECORD.exists() else []
-    shape = {k: v for k, v in flatten(apply(PRESETS[asked.preset](), fields)).items() if k.startswith(SHAPE)}
+    shape = {k: v for k, v in flatten(apply(PRESETS[asked.preset](), PLAIN | fields)).items() if k.startswith(SHAPE)}
     key = " ".join(f"{k}={v}" for k, v in shape.items())
     same = [t for t in known if t["shape"] == key and t["data"] == asked.folder.name]
     step = next((t["seconds_a_step"] for t in same), 0.0)
-    step = step or seconds_a_step(asked.folder, BASE | fields, asked.preset)
+    step = step or seconds_a_step(asked.folder, BASE | PLAIN | fields, asked.preset)
     for seed in asked.seeds:
         untrained = (t["untrained"] for t in same if t["seed"] == seed)
         before = next((u for u in untrained if not asked.linear or "linear" in u), None)

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import torch
-from fast import FAST
+from fast import FAST, PLAIN
 from PIL import Image
 
 from byol import data, neighbours
@@ -57,7 +57,12 @@ Figures = dict[str, Any]
 
 def trained(name: str, folder: str | Path, steps: int, images: int, **overrides: Any) -> Run:
     """A run of so many steps of 64 images; `images` are those of the folder that are trained on."""
-    values = {**SMALL, "optim.epochs": (steps + 0.5) * 64 / (images - min(int(images * 0.02), 1000)), **overrides}
+    values = {
+        **PLAIN,
+        **SMALL,
+        "optim.epochs": (steps + 0.5) * 64 / (images - min(int(images * 0.02), 1000)),
+        **overrides,
+    }
     return pretrain(folder, RUNS / name, "cifar10-cpu", {k.replace("__", "."): v for k, v in values.items()})
 
 
@@ -188,7 +193,13 @@ def photos(cifar: Path, flowers: Path, count: Mapping[str, int]) -> None:
 
 def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -> tuple[Run, Figures]:
     def made(name: str, folder: Path, kind: str, steps: int, **more: Any) -> Run:
-        values = {**LARGE, "run.seed": seed, "optim.epochs": (steps + 0.5) * 128 / (count[kind] * 0.98), **more}
+        values = {
+            **PLAIN,
+            **LARGE,
+            "run.seed": seed,
+            "optim.epochs": (steps + 0.5) * 128 / (count[kind] * 0.98),
+            **more,
+        }
         return pretrain(folder, RUNS / f"photos-{seed}-{name}", "cifar10-cpu", values)
 
     first = made("start", cifar / "train", "cifar", 2000, **FAST)

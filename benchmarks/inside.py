@@ -107,7 +107,9 @@ def flops(encoder: nn.Module, view: Tensor, place: Machine) -> float:
 
 def step(spec: dict[str, Any]) -> dict[str, Any]:
     """Loading from memory, views, gradient, optimizer and target, against the encoder's passes alone."""
-    config = apply(presets.cifar10_cpu(), {"optim.batch": spec["batch"]})
+    config = apply(
+        presets.cifar10_cpu(), {"optim.batch": spec["batch"], "objective.name": "byol", "objective.fade": 0.0}
+    )
     training = prepared(config, 5000)
     model, _, place, setup, batches = training
     seen = next(pretraining.augmented(batches, setup))

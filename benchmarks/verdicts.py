@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fast import FAST
+from fast import FAST, PLAIN
 from PIL import Image
 
 from byol import data
@@ -49,6 +49,7 @@ HELD_OUT_FROM = 2  # the seed
 ALARMS = ("worse", "collapsing", "collapsed data")
 Settings = dict[str, Any]
 BASE: Settings = {
+    **PLAIN,
     "data.resolution": 16,
     "network.width": 0.25,
     "network.projector_hidden": 512,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -30,8 +31,8 @@ def chosen(facts: Facts, asked: Mapping[str, Any]) -> tuple[Config, list[Reason]
 def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[Reason]]:
     """Chooses for a time: the most detailed shape of views and network whose steps, timed here, are enough in it."""
     choices = Choices(facts, dict(asked or {}))
-    time = choices.get("run.budget", "")
-    budget = seconds_of(time) if time else DEFAULT_SECONDS[facts.accelerator]
+    asked_for = choices.get("run.budget", "")
+    budget = seconds_of(asked_for) if asked_for else DEFAULT_SECONDS[facts.accelerator]
     shapes = _shapes(choices)
     for place, shape in enumerate(shapes):
         config = _planned(choices, shape)
@@ -144,7 +145,7 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     choices.say("network.width", config.network.width, why)
     why = f"at most {_most(facts)} in {facts.memory:.0f} GB, and at most half of the images"
     choices.say("optim.batch", batch, why)
-    passes = min(MOST_PASSES, timing.budget / timing.seconds / facts.images)
+    passes = min(MOST_PASSES, _affordable(facts, timing) / facts.images)
     passes = max(float(f"{passes:.3g}"), FEWEST_STEPS * batch / facts.images)
     steps = passes * facts.images / batch
     each = timing.seconds * batch
@@ -161,6 +162,13 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     tau = choices.get("optim.tau", round(decay, 4))
     optim = replace(config.optim, epochs=epochs, warmup_epochs=epochs / 20, tau=tau)
     return replace(config, optim=optim), choices.reasons
+
+
+def _affordable(facts: Facts, timing: Timing) -> float:
+    """Images that the budget pays for, after what was spent on reading and timing, and with the monitor's looks."""
+    spent = time.monotonic() - facts.began if facts.began is not None else 0.0
+    whole = max(timing.budget - spent, LEAST * timing.budget) / timing.seconds
+    return max(min((1 - LOOKS_SHARE) * whole, whole - LOOKS_IMAGES), LEAST * whole)
 
 
 def _say_kind(choices: Choices, resolution: int) -> None:
@@ -234,4 +242,6 @@ CPU_SHAPES = (
 )
 ENOUGH_STEPS, FEWEST_STEPS = 5000, 10
 MOST_PASSES = 1000
+# Looks take this share of a run, and no less time than so many images; at least LEAST of what is left is trained.
+LOOKS_SHARE, LOOKS_IMAGES, LEAST = 0.06, 3200, 0.25
 DEFAULT_SECONDS = {False: 30 * 60.0, True: 4 * 3600.0}  # without and with an accelerator

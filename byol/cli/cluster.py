@@ -27,7 +27,7 @@ def plan(
     jobs: str = "",
     out: Path = Path("tables"),
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
-) -> None:
+) -> object:
     """Show what a run, or a whole table, would cost: operations, memory, time.
 
     Parameters
@@ -66,14 +66,14 @@ def plan(
         from byol.tables.run import preview
 
         asked = catalog.Request(preset, scale, seeds, data, out, (), values, planned=True)
-        preview(catalog.plan(asked), jobs, (device_type, devices))
-    else:
-        _plan_run(preset, values, (device_type, devices), (data, images, side), encoders)
+        return preview(catalog.plan(asked), jobs, (device_type, devices))
+    return _plan_run(preset, values, (device_type, devices), (data, images, side), encoders)
 
 
 def _plan_run(
     preset: str, values: dict[str, Any], device: tuple[str, int], seen: tuple[str, int, int], encoders: bool
-) -> None:
+) -> object:
+    from byol.config import flatten
     from byol.presets import KINDS, PRESETS, chooses, compose
     from byol.tables.catalog import TABLES
 
@@ -92,24 +92,19 @@ def _plan_run(
     config, images = chosen.config, chosen.images
     if encoders:
         head = ["encoder", "M parameters", "GFLOPs/view", "GFLOPs/image", "GB weights", "GB activations", "time"]
-        rows = [head, ["---"] * len(head), *reckoned.encoder_rows(config, device_type, devices, images)]
-        tell("\n".join(f"| {' | '.join(row)} |" for row in rows))
-        return
-    tell(
-        "\n".join(
-            [
-                f"{preset} on {devices} x {device_type}",
-                *(f"  auto: {reason}" for reason in chosen.reasons),
-                *reckoned.device_lines(config, device_type, devices, images),
-            ]
-        )
-    )
+        rows = reckoned.encoder_rows(config, device_type, devices, images)
+        tell("\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)))
+        return {"columns": head, "rows": rows}
+    found = reckoned.reckoned(config, device_type, devices, images)
+    lines = reckoned.device_lines(config, found, device_type, devices)
+    tell("\n".join([f"{preset} on {devices} x {device_type}", *(f"  auto: {r}" for r in chosen.reasons), *lines]))
+    return {**found._asdict(), "devices": devices, "images": images, "config": flatten(config)}
 
 
 @app.command(name="check-gpu", group=LOOK)
 def check_gpu(
     *,
-    out: Path = Path("gpu-report.json"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("gpu-report.json"),
     encoder: str = "resnet50",
     resolution: int = 224,
     batch: int = 64,
@@ -155,7 +150,7 @@ def launch(
     data: str,
     *,
     preset: str,
-    out: Path,
+    out: Annotated[Path, Parameter(alias="-o")],
     nodes: int = 1,
     gpus: int = 8,
     processes: int = 0,

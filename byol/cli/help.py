@@ -17,14 +17,14 @@ from byol.errors import UsageError, nearest
 from byol.evals.spec import Specs
 from byol.presets import KINDS, PRESETS, chooses, compose
 from byol.run import output
-from byol.run.progress import send, tell
+from byol.run.progress import keeps, send, tell
 from byol.tables.constants import IMAGENET
 
 WIDTH = 80
 
 
 @app.command(group=HELP)
-def presets() -> None:
+def presets() -> object:
     """List the presets with their figures and where they come from."""
     tell(f"{'preset':<13}{'encoder':<27}{'width':>6}{'px':>5}{'batch':>7}{'epochs':>8}")
     tell(f"{'auto':<13}chosen for the images and the machine, with the reasons in the plan")
@@ -39,10 +39,11 @@ def presets() -> None:
         tell(f"{name:<13}{shape}{c.optim.batch:>7}{c.optim.epochs:>8g}")
         for line in _wrapped((make.__doc__ or "").strip().splitlines()[0], WIDTH - 4):
             tell(f"    {line}")
+    return {name: flatten(make()) for name, make in PRESETS.items()}
 
 
 @app.command(group=HELP)
-def config(preset: str = "paper-1000", *, images: int = IMAGENET) -> None:
+def config(preset: str = "paper-1000", *, images: int = IMAGENET) -> object:
     """Print every field of a preset as YAML, ready for --config.
 
     Parameters
@@ -63,6 +64,7 @@ def config(preset: str = "paper-1000", *, images: int = IMAGENET) -> None:
     tell("\n".join(f"# {line}" for line in [f"preset {preset}", *lines, f"{derived} {plan.peak_lr:g}"]))
     helps = {name: metadata["help"] for name, _, metadata in declared()}
     tell("\n".join(_yaml(made, helps)))
+    return flatten(made)
 
 
 def _yaml(node: Any, helps: Mapping[str, str], prefix: str = "") -> list[str]:
@@ -88,7 +90,7 @@ def scalar(value: Any) -> str:
 
 
 @app.command(group=HELP)
-def explain(field: str) -> None:
+def explain(field: str) -> object:
     """Say what a config field is, and what it is in each preset.
 
     Parameters
@@ -103,6 +105,8 @@ def explain(field: str) -> None:
         sections = {name.rpartition(".")[0] for name in known}
         raise UsageError(f"There is no field '{field}'. {nearest(field, [*known, *sections])}")
     tell("\n\n".join(_explained(name, *known[name]) for name in found))
+    defaults = flatten(Config()) | flatten(Specs())
+    return {name: {"what": known[name][1]["help"], "default": defaults[name]} for name in found}
 
 
 def _explained(name: str, kind: Any, metadata: Mapping[str, Any]) -> str:
@@ -145,7 +149,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 @app.command(group=HELP)
 def paper(
     *, check: Path | None = None, like: str = "", out: Annotated[Path | None, Parameter(alias="-o")] = None
-) -> None:
+) -> object:
     """List the paper's constants, or check a run against them.
 
     Parameters
@@ -162,7 +166,7 @@ def paper(
 
     if check is None:
         tell(constants.listing(like or "paper-1000"))
-        return
+        return [{"field": c.field, "value": c.value, "where": c.where} for c in constants.constants()]
     if not (check / "run.json").is_file():
         raise UsageError(f"{check} is no run directory: it has no run.json.")
     if out:
@@ -173,10 +177,11 @@ def paper(
     if out:
         write_json(out, [line._asdict() for line in lines])
     tell(constants.text(lines))
+    return lines
 
 
 @app.command(group=HELP)
-def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+def completion(shell: Literal["bash", "zsh", "fish"]) -> object:
     """Print a script that completes verbs and flags in a shell.
 
     For bash, `eval "$(byol completion bash)"` in ~/.bashrc; for zsh a file named _byol in a folder of $fpath; for fish
@@ -187,4 +192,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     shell
         The shell that the script is for.
     """
-    send("stdout", app.generate_completion(shell=shell))
+    script = app.generate_completion(shell=shell)
+    if not keeps():  # a shell reads every character as it is
+        send("stdout", script)
+    return {"script": script}

@@ -72,7 +72,7 @@ def evaluate(
     protocol: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = ["all"],  # noqa: B006 (cyclopts copies it)
     budget: str = "",
     seeds: int = 1,
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     cache: Path | None = None,
     untrained: bool = True,
     place: Annotated[PlaceFlags | None, Parameter(name="*")] = None,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from byol.cli.app import USE, app
 from byol.errors import UsageError
@@ -15,7 +18,12 @@ LEAST = 10_000
 
 @app.command(group=USE)
 def shard(
-    folder: Path, out: Path, *, shard_size: str = "256MB", shuffle: bool = True, overwrite: bool = False
+    folder: Path,
+    out: Annotated[Path, Parameter(alias="-o")],
+    *,
+    shard_size: str = "256MB",
+    shuffle: bool = True,
+    overwrite: bool = False,
 ) -> object:
     """Pack a folder of images into tar shards.
 

@@ -22,7 +22,7 @@ def pretrain(
     *,
     preset: str = "auto",
     config: Path | None = None,
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     overwrite: bool = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> object:
@@ -97,7 +97,7 @@ def table(
     scale: Literal["paper", "night", "cpu"] = "paper",
     seeds: int = 0,
     data: str = "",
-    out: Path = Path("tables"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tables"),
     jobs: str = "",
     planned: Annotated[bool, Parameter(name="--plan", negative=())] = False,
     rows: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
@@ -136,7 +136,10 @@ def table(
 
     if listed or not name:
         tell(catalog.listing())
-        return None
+        return [
+            {"table": key, "title": each.title, "source": each.source, "rows": [row.label for row in each.rows]}
+            for key, each in catalog.TABLES.items()
+        ]
     asked = catalog.Request(name, scale, seeds, data, out, tuple(rows), given_values(given) if given else {})
     plan = catalog.plan(asked)
     output.check_folder(out)
@@ -149,7 +152,7 @@ def table(
 
 
 @app.command(group=TRAIN)
-def demo(*, out: Path = Path("runs/demo")) -> object:
+def demo(*, out: Annotated[Path, Parameter(alias="-o")] = Path("runs/demo")) -> object:
     """Pretrain on rendered scenes and compare, in a few minutes.
 
     A linear classifier on a random, the pretrained and a supervised encoder of the same shape.

@@ -18,7 +18,7 @@ def tune(
     *,
     minutes: float = 30.0,
     labels: str = "",
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
     jobs: str = "",
     policies: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006 (cyclopts copies it)
     rates: Annotated[bool, Parameter(negative=())] = False,

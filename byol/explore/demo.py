@@ -33,6 +33,7 @@ OVERRIDES = {
     "data.resolution": 64,
     "data.holdout": 0.05,
     "network.small_images": False,
+    "network.zero_init_last": False,
     "network.projector_hidden": 256,
     "network.predictor_hidden": 256,
     "network.projection": 64,

@@ -25,7 +25,9 @@ class _Report(ModuleType):
         from byol.report.build import report
 
         paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-        if not paths or not all(path.is_dir() for path in paths):
+        if absent := [path for path in paths if not path.is_dir()]:
+            raise UsageError(f"There is no run directory {absent[0]}: byol.report takes one, or a list of them.")
+        if not paths:
             raise UsageError("byol.report takes a run directory, or a list of them.")
         place = Path(out) if out else paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
         return report(paths, place, images, data)

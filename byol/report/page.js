@@ -27,7 +27,7 @@ function verdict(run, index) {
     width = /^timm:/.test(config["network.encoder"]) ? 1 : config["network.width"];
   const status = (STATUS[run.status] || (() => plain(run.status)))(run);
   const facts = [
-    [count(plan.images || run.data.images), `images of ${plain(run.data.name)}`],
+    [count(plan.images || run.data.images), `images from ${plain(run.data.name)}`],
     [plain(config["network.encoder"]) + (width === 1 ? "" : ` × ${width}`), `at ${config["data.resolution"]} px`],
     [count(plan.steps), `steps of ${count(plan.batch)}`],
     [round(config["optim.epochs"], 4), "epochs"],

@@ -45,7 +45,8 @@ def choose(
         if stored and stored.request.preset == asked.preset:
             kept = {name: value for name, value in flatten(before).items() if name not in stored.request.overrides}
         sample, names = loader.sample(source), loader.names_of(source)
-        seen = replace(facts(len(source), sample, request.config, names, images.fields), weights=weights.resolution)
+        seen = facts(len(source), sample, request.config, names, images.fields)
+        seen = replace(seen, weights=weights.resolution, began=request.began)
     given = values.suited(weights.settings, images.fields.get("network.channels", 3))
     config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
     config = apply(config, images.fields, "images")

@@ -68,10 +68,22 @@ def composed(preset: str, values: Mapping[str, Any], seen: Seen, name: str, devi
     return Composed(apply(config, settled), count, reasons)
 
 
-def device_lines(config: Config, name: str, devices: int, images: int) -> list[str]:
-    """What a run would cost on some devices, a line each."""
+class Reckoned(NamedTuple):
+    """What a run would cost: the device, one of its steps, and how many of them."""
+
+    device: Device
+    step: Cost
+    plan: Plan
+
+
+def reckoned(config: Config, name: str, devices: int, images: int) -> Reckoned:
     device = cost.named(name, config, devices)
-    step, plan = cost.cost(config, device, devices), resolve(config, images)
+    return Reckoned(device, cost.cost(config, device, devices), resolve(config, images))
+
+
+def device_lines(config: Config, found: Reckoned, name: str, devices: int) -> list[str]:
+    """The same in words, a line each."""
+    device, step, plan = found
     seconds = plan.steps * step.seconds
     memory = step.weights + step.activations
     fits = "" if memory <= device.memory else "; it does not fit, " + remedy(config, step, device, devices)

@@ -52,6 +52,7 @@ class Request:
     location: str  # of the data, the same from every working directory
     out: Path
     config: Config  # under the preset `auto` without what it chooses for the images
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def make(

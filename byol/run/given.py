@@ -37,7 +37,7 @@ class Weights:
 
     def refuse_contradictions(self, asked: Mapping[str, Any]) -> None:
         """A flag, or a line of the config file, that says otherwise than the weights."""
-        said = flatten(apply(Config(), asked, "flags", check=False))
+        said = flatten(apply(Config(), asked, "settings", check=False))
         for name, facts in self.facts.items():
             for settled in (*_shape(name), *([TARGET] if name == INIT else [])):
                 fixed = self.settings.get(settled, said[settled])

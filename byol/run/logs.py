@@ -7,6 +7,7 @@ that fails is named in a line and left out from there on. Nothing leaves the mac
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -196,13 +197,18 @@ def wandb(place: Place) -> tuple[Log, str]:
 def mlflow(place: Place) -> tuple[Log, str]:
     """A run of the experiment `byol`, in RUN/mlflow.db unless MLFLOW_TRACKING_URI names another store."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # a run does not wait minutes for a server
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
-    own = f"sqlite:///{(place.out / 'mlflow.db').resolve()}"
+    file = (place.out / "mlflow.db").resolve()
+    own = f"sqlite:///{file}"
     store = os.environ.get("MLFLOW_TRACKING_URI", own)
+    if store == own:
+        _openable(file)
     client = MlflowClient(tracking_uri=store)
     run = place.known
     if run:
@@ -232,6 +238,14 @@ def mlflow(place: Place) -> tuple[Log, str]:
         picture=lambda name, path: client.log_artifact(run, str(path)),
         end=end,
     ), run
+
+
+def _openable(file: Path) -> None:
+    """Raises at once where MLflow would try for minutes, with pages of warnings: the file is no database of ours."""
+    import sqlite3
+
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA schema_version")
 
 
 def _now() -> int:

@@ -199,6 +199,11 @@ def tell(text: str) -> None:
         _kept.append(text)
 
 
+def keeps() -> bool:
+    """Whether lines of a result are kept for one JSON object."""
+    return _kept is not None
+
+
 def complain(sentence: object) -> None:
     """The sentence that a command ends with, also from a process that is otherwise silent."""
     send("stderr", f"byol: {shown(str(sentence))}\n")

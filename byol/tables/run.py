@@ -48,10 +48,10 @@ class Progress:
         say(f"[{self.done}/{self.total}] {cell.label}, seed {cell.seed}: {how}; {self.left()}")
 
 
-def preview(plan: Plan, where: str = "", on: tuple[str, int] = ("here", 1)) -> None:
+def preview(plan: Plan, where: str = "", on: tuple[str, int] = ("here", 1)) -> dict[str, float]:
     """Says what `run` would do: cells, minutes a cell and in all, and every row with what it means.
 
-    `on` are a device's name and how many of them share a cell; jobs of Slurm say that themselves.
+    `on` are a device's name and how many of them share a cell; jobs of Slurm say that themselves. Returns the sums.
     """
     devices = Devices(*on)
     together, todo = at_a_time(where), missing(plan.distinct())
@@ -64,6 +64,13 @@ def preview(plan: Plan, where: str = "", on: tuple[str, int] = ("here", 1)) -> N
         expected = reckoned(todo, plan.images, devices)
     for line in (*announcement(plan, expected, together, devices), *rows(plan, expected)):
         tell(line)
+    return {
+        "cells": len(plan.distinct()),
+        "missing": len(todo),
+        "seconds": sum(expected.values()),
+        "together": together,
+        "devices": devices.number,
+    }
 
 
 def run(plan: Plan, where: str = "") -> TableRecord:

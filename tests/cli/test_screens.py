@@ -112,6 +112,49 @@ def test_every_verb_takes_both_flags(
         assert any("paper-1000" in line for line in told["said"])
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["completion", "bash"], lambda result: "_byol" in result["script"]),
+        (["presets"], lambda result: result["paper-1000"]["optim.epochs"] == 1000),
+        (["config", "paper-300"], lambda result: result["optim.epochs"] == 300),
+        (["explain", "optim.tau"], lambda result: result["optim.tau"]["default"] == 0.996),
+        (["paper"], lambda result: {"field": "optim.tau", "value": 0.996} in [_without(r, "where") for r in result]),
+        (["table", "--list"], lambda result: "target-decay" in [each["table"] for each in result]),
+        (
+            ["plan", "paper-300", "--devices", "64", "--device-type", "a100"],
+            lambda result: (
+                result["plan"]["steps"] == 93_835 and result["devices"] == 64 and result["step"]["weights"] > 0
+            ),
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_short_verbs_give_data_as_well(
+    words: list[str], found: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks if a verb that only prints gives a program words without data, or prints past the object."""
+    assert run(monkeypatch, *words, "--json", "--quiet") == 0
+    assert found(json.loads(capsys.readouterr().out)["result"])
+
+
+def _without(record: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != name}
+
+
+def test_what_is_written_is_named_alike() -> None:
+    """Breaks if a verb takes --out without -o, so that one has to remember which verbs do."""
+    found = {
+        verb: argument.names
+        for verb in app
+        if not verb.startswith("-")
+        for argument in app[verb].assemble_argument_collection()
+        if "--out" in argument.names
+    }
+    assert len(found) > 15
+    assert [verb for verb, names in found.items() if "-o" not in names] == []
+
+
 def test_what_a_program_reads() -> None:
     """Breaks if a path, a number that is not finite, a number of torch or a record is lost, or a network kept."""
     from byol.evals.record import Choice

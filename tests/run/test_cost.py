@@ -22,7 +22,7 @@ from byol.config import Config, apply, resolve
 from byol.errors import Interrupted, UsageError
 from byol.parallel import launching
 from byol.run import cost, machine, signals
-from byol.run.devices import ENCODERS, IMAGENET, device_lines
+from byol.run.devices import ENCODERS, IMAGENET, device_lines, reckoned
 from byol.run.record import read_run
 from tests.conftest import TINY
 
@@ -149,7 +149,7 @@ def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
     steps = resolve(config, IMAGENET).steps
     predicted = steps * step.seconds / 3600
     assert 0.75 < predicted / hours < 1.26
-    text = "\n".join(device_lines(config, "tpu-v3-core", devices, IMAGENET))
+    text = "\n".join(device_lines(config, reckoned(config, "tpu-v3-core", devices, IMAGENET), "tpu-v3-core", devices))
     assert f"{devices} TPU v3 cores" in text
     assert "8.0% utilization" in text
 
@@ -157,7 +157,7 @@ def test_the_papers_times(preset: str, devices: int, hours: float) -> None:
 def test_what_does_not_fit_is_said() -> None:
     """Breaks if a plan that cannot run looks like one that can, or a wrong name is a crash."""
     config, _ = presets.compose("paper-1000", {"network.width": 4.0}, {})
-    text = "\n".join(device_lines(config, "v100", 16, IMAGENET))
+    text = "\n".join(device_lines(config, reckoned(config, "v100", 16, IMAGENET), "v100", 16))
     assert "does not fit, these would: --optim.accumulate" in text
     with pytest.raises(UsageError, match="Did you mean a100"):
         cost.named("a10", config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
 import sys
 from collections.abc import Iterator
@@ -153,6 +154,20 @@ def test_a_logger_that_fails_ends_nothing(
     ]
     assert told.metrics == plain.metrics
     assert told.encoder.read_bytes() == plain.encoder.read_bytes()
+
+
+@pytest.mark.parametrize("what", ["a folder", "no database"])
+def test_a_store_that_cannot_be_opened_is_told_at_once(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if a run waits for MLflow, which tries for minutes to open what is in the database's place."""
+    pytest.importorskip("mlflow", reason="needs mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    place = tmp_path / "mlflow.db"
+    place.mkdir() if what == "a folder" else place.write_bytes(b"no database at all " * 100)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    with pytest.raises(sqlite3.Error, match=r"unable to open|not a database"):
+        logs.mlflow(logs.Place(tmp_path, 0, {}, ""))
 
 
 def test_images_of_other_channels_are_shown_too(
