@@ -138,8 +138,9 @@ def parsed(command: str) -> None:
         words = [word for word in take_plugin(tokens[tokens.index("byol") + 1 :]) if word not in EVERYWHERE]
         _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         given = bound.arguments.get("given")
-        if "preset" in bound.signature.parameters:
-            compose(bound.arguments.get("preset", "auto"), given_values(given) if given else {}, {})
+        preset = bound.arguments.get("preset", "auto")
+        if "preset" in bound.signature.parameters and preset not in catalog.TABLES:  # a table is planned, too
+            compose(preset, given_values(given) if given else {}, {})
 
 
 def run(command: str) -> None:
@@ -192,6 +193,8 @@ def smaller(world: Path) -> contextlib.ExitStack:
         return real_fit(*arguments, options=replace(options, transfer=few.transfer, finetune=few.finetune), **more)
 
     def plan(asked: catalog.Request) -> Any:
+        if asked.planned:
+            return real_plan(asked)
         rows = asked.rows or (next(row for row in catalog.find(asked.name).at(SCALES[asked.scale]) if row.ours).label,)
         return real_plan(replace(asked, given={**SHORT, **asked.given}, rows=rows, seeds=1))
 
