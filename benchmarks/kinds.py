@@ -1,6 +1,6 @@
 """Views by meaning against the views of photographs, on images that are none: CIFAR-10 turned into other kinds.
 
-    python benchmarks/kinds.py --cifar FOLDER --work FOLDER --seeds 0 1 2
+    python benchmarks/kinds.py --cifar FOLDER --work FOLDER --seeds 0 1 2 --steps 1500
 
 FOLDER of --cifar holds train/<class>/ and test/<class>/, of which 500 and 100 a class are taken and turned into `grey`
 (one channel of 16 bits, PNG) and `bands` (seven channels of 16 bits, .npy: a fixed random mixing of colours and their
@@ -35,7 +35,7 @@ from byol.run.record import commit
 RECORD = Path("results/kinds.json")
 CHANNELS = {"grey": 1, "bands": 7}
 TRIED = {"grey": ("", "grey"), "bands": ("", "grey", "satellite")}  # the kinds whose views are taken; "": photographs
-STEPS, BATCH = 500, 128
+BATCH = 128
 SETTINGS: dict[str, Any] = {
     "data.resolution": 16,
     **FAST,
@@ -73,12 +73,12 @@ def scores(encoder: Encoder, folder: Path) -> dict[str, float]:
     return {"linear": round(linear.test["top1"], 4), "knn": round(near.test["top1"], 4)}
 
 
-def tried(name: str, kind: str, seed: int, work: Path) -> dict[str, Any]:
+def tried(name: str, kind: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
     views, _ = kinds.views(kind, small_views(), CHANNELS[name])
     settings = {f"views.{field}": value for field, value in flatten(views).items() if field not in ("mean", "std")}
-    epochs = {"optim.epochs": (STEPS + 0.5) * BATCH / (5000 * 0.98)}
+    epochs = {"optim.epochs": (steps + 0.5) * BATCH / (5000 * 0.98)}
     epochs["optim.warmup_epochs"] = epochs["optim.epochs"] / 20
-    out = work / f"run-{name}-{kind or 'photo'}-{seed}"
+    out = work / f"run-{name}-{kind or 'photo'}-{steps}-{seed}"
     run = pretrain(work / name / "train", out, "cifar10-cpu", SETTINGS | settings | epochs | {"run.seed": seed})
     encoder = open_encoder(out, {"data.workers": 0})
     return {
@@ -95,17 +95,19 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--views", nargs="+", default=["", "grey", "satellite"], help="kinds; empty: of photographs")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if not (asked.work / "bands").exists():
         written(asked.cifar, asked.work)
     found = read_json(RECORD)["runs"] if RECORD.exists() else []
-    done = {(run["images"], run["views"], run["seed"]) for run in found}
+    done = {(run["images"], run["views"], run["seed"], run["steps"]) for run in found}
     for seed in asked.seeds:
         for name, each in TRIED.items():
-            for kind in each:
-                if (name, kind or "photo", seed) not in done:
-                    found.append(tried(name, kind, seed, asked.work))
+            for kind in (kind for kind in each if kind in asked.views):
+                if (name, kind or "photo", seed, asked.steps) not in done:
+                    found.append(tried(name, kind, seed, asked.steps, asked.work))
                     what = "views by meaning against the views of photographs, on CIFAR-10 as other kinds of images"
                     write_json(RECORD, {"what": what, "settings": SETTINGS, "versions": versions(), "runs": found})
                     last = found[-1]

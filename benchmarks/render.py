@@ -326,22 +326,18 @@ def from_weights(results: Path) -> str:
 def kinds(results: Path) -> str:
     """Views of a kind of images against those of photographs: what benchmarks/kinds.py measured."""
     runs = read_json(results / "kinds.json")["runs"]
-    lines = ["| images | views | seeds | linear | kNN |", "|---|---|---|---|---|"]
-    groups = dict.fromkeys((run["images"], run["views"]) for run in runs)
+    lines = ["| images | steps | views | seeds | linear | kNN |", "|---|---|---|---|---|---|"]
 
-    def line(images: str, views: str, some: list[dict[str, float]]) -> None:
+    def line(images: str, steps: int, views: str, some: list[dict[str, float]]) -> None:
         means = [f"{100 * statistics.mean(each[name] for each in some):.1f} %" for name in ("linear", "knn")]
-        lines.append(f"| {images} | {views} | {len(some)} | {' | '.join(means)} |")
+        lines.append(f"| {images} | {steps} | {views} | {len(some)} | {' | '.join(means)} |")
 
-    for images in dict.fromkeys(images for images, _ in groups):
-        line(
-            images,
-            "untrained",
-            [run["untrained"] for run in runs if (run["images"], run["views"]) == (images, "photo")],
-        )
-        for views in (views for name, views in groups if name == images):
-            some = [run["trained"] for run in runs if (run["images"], run["views"]) == (images, views)]
-            line(images, f"of the preset `{views}`" if views != "photo" else "of photographs", some)
+    for images, steps in sorted({(run["images"], run["steps"]) for run in runs}, reverse=True):
+        own = [run for run in runs if (run["images"], run["steps"]) == (images, steps)]
+        line(images, steps, "untrained", [run["untrained"] for run in own if run["views"] == "photo"])
+        for views in dict.fromkeys(run["views"] for run in own):
+            some = [run["trained"] for run in own if run["views"] == views]
+            line(images, steps, f"of the preset `{views}`" if views != "photo" else "of photographs", some)
     return "\n".join(lines) + "\n"
 
 

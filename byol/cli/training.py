@@ -145,10 +145,7 @@ def table(
     output.check_folder(out)
     from byol.tables.run import preview, run
 
-    if not planned:
-        return run(plan, jobs)
-    preview(plan, jobs)
-    return None
+    return preview(plan, jobs) if planned else run(plan, jobs)
 
 
 @app.command(group=TRAIN)
