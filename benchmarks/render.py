@@ -180,7 +180,7 @@ def scaling(record: dict[str, Any]) -> str:
     lines = [
         f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
         f"batch {record['batch']},",
-        f"one thread a process, the fastest step of up to {rounds} rounds in turns, with a load of "
+        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
         f"{record['load_before']:.1f} before.",
         "",
         "| variant | images/s | worst / best round | ratio |",
@@ -192,6 +192,33 @@ def scaling(record: dict[str, Any]) -> str:
     if planned:
         figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
         lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
+    if note := record.get("note"):
+        lines += ["", f"All this was {note}."]
+    return "\n".join(lines) + "\n"
+
+
+def in_turns(record: dict[str, Any]) -> str:
+    """Steps of one and two processes in turns: medians over neighbours."""
+    lines = [
+        f"One and two processes by steps in turns (`benchmarks/scaling.py --turns {record['cycles']}`): "
+        f"{record['cores']} CPU cores, batch {record['batch']}, one thread a",
+        f"process, a core each, synchronized statistics, a load of {record['load_before']:.1f} before. Medians of "
+        "neighbours, and quartiles. On a machine",
+        "this busy a second process also takes a second share of the cores from others, so that the ratio of the",
+        "fastest steps says more about an idle one.",
+        "",
+        "| variant | fastest step | times as fast as 1 process | by the fastest steps | as torch's engine |",
+        "|---|---|---|---|---|",
+    ]
+    alone = record["variants"]["1 process"]["fastest_seconds"]
+    for name, found in record["variants"].items():
+        ratios = []
+        for base in ("1 process", "2 processes"):
+            ratio = found["times_as_fast_as"][base]
+            low, high = ratio["quartiles"]
+            ratios.append(f"{ratio['median']:.2f} ({low:.2f} to {high:.2f})")
+        fastest = found["fastest_seconds"]
+        lines.append(f"| {name} | {fastest:.3f} s | {ratios[0]} | {alone / fastest:.2f} | {ratios[1]} |")
     return "\n".join(lines) + "\n"
 
 
@@ -391,6 +418,7 @@ def scores(results: Path) -> str:
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
     parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
     parts.append(scaling(read_json(results / "scaling.json")))
+    parts.append(in_turns(read_json(results / "scaling-turns.json")))
     parts.append(together(read_json(results / "views-together.json")))
     return "\n".join(parts)
 
