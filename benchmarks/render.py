@@ -218,7 +218,10 @@ def in_turns(record: dict[str, Any]) -> str:
             low, high = ratio["quartiles"]
             ratios.append(f"{ratio['median']:.2f} ({low:.2f} to {high:.2f})")
         fastest = found["fastest_seconds"]
-        lines.append(f"| {name} | {fastest:.3f} s | {ratios[0]} | {alone / fastest:.2f} | {ratios[1]} |")
+        if not name.endswith("half the images"):
+            lines.append(f"| {name} | {fastest:.3f} s | {ratios[0]} | {alone / fastest:.2f} | {ratios[1]} |")
+    planned = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in record["planned_over_measured"].items())
+    lines += ["", f"The time of a step as planned from half the images / as measured, by processes: {planned}."]
     return "\n".join(lines) + "\n"
 
 

@@ -121,11 +121,14 @@ def work(settings: dict[str, Any]) -> None:
             print(json.dumps(found))
 
 
+HALF = "1 process, half the images"  # by which the plan rates this machine
 TURNS: dict[str, dict[str, Any]] = {
     "1 process": {"alone": True},
     "2 processes": {},
     "2 processes, views together": {"run.views_together": True},
     "2 processes, our exchange": {"ours": True},
+    HALF: {"alone": True, "half": True},
+    "2 processes apart": {"alone": True, "half": True, "both": True},  # nothing is exchanged: no two can be faster
 }
 
 
@@ -144,6 +147,7 @@ def in_turns(settings: dict[str, Any]) -> None:
         job = processes._job
         for name, about in TURNS.items():
             config = apply(common, {field: value for field, value in about.items() if "." in field})
+            config = apply(config, {"optim.batch": settings["batch"] // 2}) if about.get("half") else config
             processes._job = None if about.get("alone") else job
             steps[name] = stepper(config, about, about.get("ours", False))
         cycles: dict[str, list[float]] = {name: [] for name in steps}
@@ -153,7 +157,7 @@ def in_turns(settings: dict[str, Any]) -> None:
                 processes._job = None if alone else job
                 dist.barrier()
                 began = time.perf_counter()
-                if not alone or dist.get_rank() == 0:
+                if not alone or TURNS[name].get("both") or dist.get_rank() == 0:
                     step()
                 cycles[name].append(time.perf_counter() - began)
                 dist.barrier()
@@ -233,6 +237,25 @@ def summary(rounds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
+def planned_in_turns(cycles: dict[str, list[float]], batch: int) -> dict[str, float]:
+    """The plan's time of a step of one and two processes over the measured one: the median of neighbours."""
+    from byol import presets
+    from byol.config import apply
+    from byol.run import cost
+
+    config = apply(presets.cifar10_cpu(), {"run.threads": 1, "run.precision": "float32", "optim.batch": batch})
+    an_image = cost.pass_flops(cost.on_paper(config), config)[1]
+    found = {}
+    for count, name in ((1, "1 process"), (2, "2 processes")):
+        ratios = []
+        for half, measured in zip(cycles[HALF], cycles[name], strict=True):
+            rate = an_image * (batch // 2) / half
+            device = cost.Device(rate, 1.0, 1e9, 1e9, cost.GLOO_SECONDS, "timed", "float32")
+            ratios.append(cost.cost(config, device, count).seconds / measured)
+        found[str(count)] = statistics.median(ratios)
+    return found
+
+
 def turned(arguments: argparse.Namespace) -> None:
     """Writes results/scaling-turns.json."""
     from byol.run.files import write_json
@@ -243,9 +266,10 @@ def turned(arguments: argparse.Namespace) -> None:
     busy = os.getloadavg()[0]
     cycles: Any = start(settings)["cycles"]
     about = {"batch": arguments.batch, "cycles": arguments.turns, "cores": os.cpu_count(), "load_before": busy}
-    record = about | {"variants": compared(cycles), "seconds": cycles, "versions": versions(), "commit": commit()}
+    about |= {"variants": compared(cycles), "planned_over_measured": planned_in_turns(cycles, arguments.batch)}
+    record = about | {"seconds": cycles, "versions": versions(), "commit": commit()}
     write_json(Path("results/scaling-turns.json"), record)
-    print(json.dumps(record["variants"], indent=1))
+    print(json.dumps({name: record[name] for name in ("variants", "planned_over_measured")}, indent=1))
 
 
 def main() -> None:
