@@ -21,7 +21,7 @@ from byol.tables.record import read_table
 from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_FIGURES = ("tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
+WITH_FIGURES = ("own-images", "tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
 FEWEST = 8  # policies, in benchmarks/tune.py
 PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 
@@ -473,6 +473,44 @@ def headline(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def first_hour(results: Path) -> str:
+    """What a new user's walk took, from a clone to each first result."""
+    record = read_json(results / "walk.json")
+    names = {
+        "1. From photos to an encoder": "a first encoder of 4,317 photos, and its report",
+        "2. From given weights": "a first classifier from given weights, and its answers for 4,317 photos",
+        "4. Reproduce a table": "a first row of a table of the paper",
+        "make docs": "this site",
+    }
+    screen = 40  # lines
+    lines = ["| from a clone to | commands | minutes | of them computing | screens to read |", "|---|---|---|---|---|"]
+
+    def took(steps: list[dict[str, Any]], clock: str) -> str:
+        return f"{sum(step[clock] for step in steps) / 60:.1f}"
+
+    for walk in record["walks"]:
+        steps = walk["steps"]
+        read = walk["readme"] + sum(step["lines"] for step in steps)
+        count = len(steps) + len(record["setup"]) + 1  # and the environment is activated
+        figures = [str(count), took(steps, "seconds"), took(steps, "processor"), f"{read / screen:.1f}"]
+        lines.append(f"| {names[walk['task']]} | {' | '.join(figures)} |")
+    setup = record["setup"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Commands are counted from `git clone` on; minutes are those after `make setup`, which took "
+            f"{took(setup, 'seconds')}, as torch had to be downloaded.",
+            f"The machine was busy: {record['load']:.0f} processes for {record['cores']} cores, of which byol had one, "
+            "so that most of the minutes are waiting.",
+            f"A screen has {screen} lines: of the README down to the task's commands, and of what the commands print.",
+            "The weights were a ResNet-18 of torchvision's names with random numbers, the photos flowers of 5 kinds, "
+            "the row's images CIFAR-10.",
+            "",
+        ]
+    )
+
+
 def rendered(results: Path) -> dict[Path, str]:
     """Every page that holds figures, as it should be."""
     pages = {name: (ROOT / name).read_text("utf-8") for name in PAGES}
@@ -483,6 +521,7 @@ def rendered(results: Path) -> dict[Path, str]:
         ("docs/from-weights.md", "weights", from_weights),
         ("docs/tune.md", "calibration", calibration),
         ("docs/any-image.md", "kinds", kinds),
+        ("docs/own-images.md", "walk", first_hour),
     ):
         assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"
         pages[name] = filled(pages[name], block, make(results))
