@@ -34,8 +34,8 @@ def percent(values: list[float]) -> str:
 def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     lines = [
         "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), `cifar10-cpu`: ResNet-18 of",
-        "width 0.25 on two CPU cores; `plain` is BYOL alone, without the preset's negatives that fade. Test accuracy; mean ±",
-        "deviation over seeds.",
+        "width 0.25 on two CPU cores; `plain` is BYOL alone, without the preset's negatives that fade. Test accuracy;",
+        "mean ± deviation over seeds.",
         "",
         "| run | px | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -44,7 +44,8 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
         minutes = statistics.mean(r["pretraining_minutes"] for r in runs)
         speed = statistics.mean(r["images_per_second"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for who in ("byol", "random") for what in ("linear", "knn")]
-        lines.append(f"| {name} | {runs[0]['config']['data.resolution']} | {len(runs)} | {minutes:.1f} | {speed:.0f} | {' | '.join(scores)} |")
+        shape = f"{runs[0]['config']['data.resolution']} | {len(runs)} | {minutes:.1f} | {speed:.0f}"
+        lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -77,7 +78,7 @@ def by_auto(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
         shape = f"{runs[0]['budget'].split()[0]} | {images[1] if images else ''}"
         steps = statistics.mean(r["steps"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for what in ("knn", "linear") for who in ("byol", "untrained")]
-        lines.append(f"| {name} | {runs[0]['config']['data.resolution']} | {len(runs)} | {shape} | {steps:.0f} | {' | '.join(scores)} |")
+        lines.append(f"| {name} | {len(runs)} | {shape} | {steps:.0f} | {' | '.join(scores)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -104,8 +105,8 @@ def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
     """The protocols beside each other; a budget's cuts are below."""
     names = ("byol", "random", "supervised")
     lines = [
-        "Protocols of `byol evaluate` on the encoder of cifar10-45min-plain (`benchmarks/evaluations.py`): test figures,",
-        "mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
+        "Protocols of `byol evaluate` on the encoder of cifar10-45min-plain (`benchmarks/evaluations.py`): test",
+        "figures, mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
         "minutes by the clock, for linear and finetune on a core shared with other work.",
         "",
         f"| data | protocol | figure | {' | '.join(names)} | minutes | settings |",
