@@ -34,16 +34,18 @@ def percent(values: list[float]) -> str:
 def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     lines = [
         "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), `cifar10-cpu`: ResNet-18 of",
-        "width 0.25 at 32 px on two CPU cores. Test accuracy; mean ± deviation over seeds.",
+        "width 0.25 on two CPU cores; `plain` is BYOL alone, without the preset's negatives that fade. Test accuracy;",
+        "mean ± deviation over seeds.",
         "",
-        "| run | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run | px | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in results:
         minutes = statistics.mean(r["pretraining_minutes"] for r in runs)
         speed = statistics.mean(r["images_per_second"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for who in ("byol", "random") for what in ("linear", "knn")]
-        lines.append(f"| {name} | {len(runs)} | {minutes:.1f} | {speed:.0f} | {' | '.join(scores)} |")
+        shape = f"{runs[0]['config']['data.resolution']} | {len(runs)} | {minutes:.1f} | {speed:.0f}"
+        lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -103,8 +105,8 @@ def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
     """The protocols beside each other; a budget's cuts are below."""
     names = ("byol", "random", "supervised")
     lines = [
-        "Protocols of `byol evaluate` on the encoder of cifar10-45min (`benchmarks/evaluations.py`): test figures,",
-        "mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
+        "Protocols of `byol evaluate` on the encoder of cifar10-45min-plain (`benchmarks/evaluations.py`): test",
+        "figures, mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
         "minutes by the clock, for linear and finetune on a core shared with other work.",
         "",
         f"| data | protocol | figure | {' | '.join(names)} | minutes | settings |",
@@ -180,7 +182,7 @@ def scaling(record: dict[str, Any]) -> str:
     lines = [
         f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
         f"batch {record['batch']},",
-        f"one thread a process, the fastest step of up to {rounds} rounds in turns, with a load of "
+        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
         f"{record['load_before']:.1f} before.",
         "",
         "| variant | images/s | worst / best round | ratio |",
@@ -192,6 +194,36 @@ def scaling(record: dict[str, Any]) -> str:
     if planned:
         figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
         lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
+    if note := record.get("note"):
+        lines += ["", f"All this was {note}."]
+    return "\n".join(lines) + "\n"
+
+
+def in_turns(record: dict[str, Any]) -> str:
+    """Steps of one and two processes in turns: medians over neighbours."""
+    lines = [
+        f"One and two processes by steps in turns (`benchmarks/scaling.py --turns {record['cycles']}`): "
+        f"{record['cores']} CPU cores, batch {record['batch']}, one thread a",
+        f"process, a core each, synchronized statistics, a load of {record['load_before']:.1f} before. Medians of "
+        "neighbours, and quartiles. On a machine",
+        "this busy a second process also takes a second share of the cores from others, so that the ratio of the",
+        "fastest steps says more about an idle one.",
+        "",
+        "| variant | fastest step | times as fast as 1 process | by the fastest steps | as torch's engine |",
+        "|---|---|---|---|---|",
+    ]
+    alone = record["variants"]["1 process"]["fastest_seconds"]
+    for name, found in record["variants"].items():
+        ratios = []
+        for base in ("1 process", "2 processes"):
+            ratio = found["times_as_fast_as"][base]
+            low, high = ratio["quartiles"]
+            ratios.append(f"{ratio['median']:.2f} ({low:.2f} to {high:.2f})")
+        fastest = found["fastest_seconds"]
+        if not name.endswith("half the images"):
+            lines.append(f"| {name} | {fastest:.3f} s | {ratios[0]} | {alone / fastest:.2f} | {ratios[1]} |")
+    planned = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in record["planned_over_measured"].items())
+    lines += ["", f"The time of a step as planned from half the images / as measured, by processes: {planned}."]
     return "\n".join(lines) + "\n"
 
 
@@ -391,13 +423,14 @@ def scores(results: Path) -> str:
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
     parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
     parts.append(scaling(read_json(results / "scaling.json")))
+    parts.append(in_turns(read_json(results / "scaling-turns.json")))
     parts.append(together(read_json(results / "views-together.json")))
     return "\n".join(parts)
 
 
 def headline(results: Path) -> str:
     """What the README says at once: good and bad, each with the page that tells how."""
-    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-seed0.json")
+    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-plain-seed0.json")
     quick, told = read_json(results / "auto-4m-imagenette-seed0.json"), read_json(results / "verdicts.json")
     counts = told["counts"]["all"]["all"]
     small, large = (

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,45 @@ AGAINST = {
 LONGEST = 300.0  # seconds of a variant that hangs
 
 
-def work(settings: dict[str, Any]) -> None:
-    """One process of a variant: images a second of all processes, as measured or planned, printed by the first."""
+def stepper(config: Any, settings: dict[str, Any], ours: bool) -> Callable[[], object]:
+    """A function that takes a step of this process."""
     import torch
 
-    from byol import method, networks, optim, presets
+    from byol import method, networks, optim
     from byol.algorithm import Pass, update
-    from byol.config import apply
     from byol.parallel import engines, norms, processes
-    from byol.run import cost, machine
+    from byol.run import machine
+
+    place = machine.choose(config)
+    machine.use(place)
+    torch.manual_seed(0)
+    model = method.build(config.network).to(**place.placement(config))
+    norms.synchronize(model, config.network.norm_group)
+    if config.run.views_together:
+        method.pass_together(model)
+    if config.run.recompute:
+        networks.use_recompute(model.online.encoder)
+    optimizer = optim.build(model, config.optim)
+    if config.run.shard:
+        optimizer, _ = engines.shard(model, optimizer, config, place)
+    engine = None if ours else engines.engine(model, optimizer, config, place)
+    if config.run.compile:
+        networks.use_compile(model.online.encoder)
+        networks.use_compile(model.target.encoder)  # type: ignore[union-attr]
+    share = config.optim.batch // config.optim.accumulate // processes.world()
+    share //= 2 if settings.get("apart") else 1
+    size = config.data.resolution
+    view = place.images(torch.rand(share, 3, size, size), config)
+    passes = [Pass(view, view, None)] * config.optim.accumulate
+    return lambda: update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place, engine=engine)
+
+
+def work(settings: dict[str, Any]) -> None:
+    """One process of a variant: images a second of all processes, as measured or planned, printed by the first."""
+    from byol import presets
+    from byol.config import apply
+    from byol.parallel import processes
+    from byol.run import cost
 
     fields = {name: value for name, value in settings.items() if "." in name}
     config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
@@ -79,46 +110,76 @@ def work(settings: dict[str, Any]) -> None:
     if settings.get("any_core"):
         processes._keep_to_share = lambda who, store: None
     with processes.joined(False, 300):
-        place = machine.choose(config)
-        machine.use(place)
-        torch.manual_seed(0)
-        model = method.build(config.network).to(**place.placement(config))
-        norms.synchronize(model, config.network.norm_group)
-        if config.run.views_together:
-            method.pass_together(model)
-        if config.run.recompute:
-            networks.use_recompute(model.online.encoder)
-        optimizer = optim.build(model, config.optim)
-        if config.run.shard:
-            optimizer, _ = engines.shard(model, optimizer, config, place)
-        engine = None if settings.get("ours") else engines.engine(model, optimizer, config, place)
-        if config.run.compile:
-            networks.use_compile(model.online.encoder)
-            networks.use_compile(model.target.encoder)  # type: ignore[union-attr]
-        share = config.optim.batch // config.optim.accumulate // processes.world()
-        share //= 2 if settings.get("apart") else 1
-        size = config.data.resolution
-        view = place.images(torch.rand(share, 3, size, size), config)
-        passes = [Pass(view, view, None)] * config.optim.accumulate
-
-        def measured(count: int) -> list[float]:
-            seconds = []
-            for _ in range(count):
-                began = time.perf_counter()
-                update(model, optimizer, passes, lr=0.1, tau=0.99, machine=place, engine=engine)
-                seconds.append(time.perf_counter() - began)
-            return seconds
-
-        measured(2)
-        seconds = measured(settings["steps"])
-        fastest = min(seconds)
+        step, seconds = stepper(config, settings, settings.get("ours", False)), []
+        for _ in range(2 + settings["steps"]):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        fastest = min(seconds[2:])
         found = {"images_per_second": config.optim.batch / fastest, "step": fastest}
-        found["median_images_per_second"] = config.optim.batch / statistics.median(seconds)
         if processes.rank() == 0:
             print(json.dumps(found))
 
 
-def start(settings: dict[str, Any]) -> dict[str, float]:
+HALF = "1 process, half the images"  # by which the plan rates this machine
+TURNS: dict[str, dict[str, Any]] = {
+    "1 process": {"alone": True},
+    "2 processes": {},
+    "2 processes, views together": {"run.views_together": True},
+    "2 processes, our exchange": {"ours": True},
+    HALF: {"alone": True, "half": True},
+    "2 processes apart": {"alone": True, "half": True, "both": True},  # nothing is exchanged: no two can be faster
+}
+
+
+def in_turns(settings: dict[str, Any]) -> None:
+    """Steps of several variants in turns, in the same two processes, of which one process alone is the first: a machine
+    that is faster at one moment than at the next is so for neighbours alike. Prints every cycle's seconds."""
+    import torch.distributed as dist
+
+    from byol import presets
+    from byol.config import apply
+    from byol.parallel import processes
+
+    common = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"]})
+    steps: dict[str, Callable[[], object]] = {}
+    with processes.joined(False, 300):
+        job = processes._job
+        for name, about in TURNS.items():
+            config = apply(common, {field: value for field, value in about.items() if "." in field})
+            config = apply(config, {"optim.batch": settings["batch"] // 2}) if about.get("half") else config
+            processes._job = None if about.get("alone") else job
+            steps[name] = stepper(config, about, about.get("ours", False))
+        cycles: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(2 + settings["steps"]):
+            for name, step in steps.items():
+                alone = TURNS[name].get("alone", False)
+                processes._job = None if alone else job
+                dist.barrier()
+                began = time.perf_counter()
+                if not alone or TURNS[name].get("both") or dist.get_rank() == 0:
+                    step()
+                cycles[name].append(time.perf_counter() - began)
+                dist.barrier()
+        processes._job = job
+        if processes.rank() == 0:
+            print(json.dumps({"cycles": {name: seconds[2:] for name, seconds in cycles.items()}, "step": 0.0}))
+
+
+def compared(cycles: dict[str, list[float]]) -> dict[str, Any]:
+    """How many times as fast each variant is as one process, and as torch's engine: the median of neighbours."""
+    found: dict[str, Any] = {}
+    for name, seconds in cycles.items():
+        ratios = {}
+        for base in ("1 process", "2 processes"):
+            pairs = sorted(other / own for other, own in zip(cycles[base], seconds, strict=True))
+            quarter = len(pairs) // 4
+            ratios[base] = {"median": statistics.median(pairs), "quartiles": [pairs[quarter], pairs[-1 - quarter]]}
+        found[name] = {"fastest_seconds": min(seconds), "times_as_fast_as": ratios}
+    return found
+
+
+def start(settings: dict[str, Any]) -> dict[str, Any]:
     """All processes of a variant to their end; several apart count as one run of the slowest. Empty: it failed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -147,7 +208,7 @@ def start(settings: dict[str, Any]) -> dict[str, float]:
     if not outputs or any(process.returncode for process in started):
         return {}
     found = [json.loads(output.splitlines()[-1]) for output in outputs if output.strip()]
-    slowest: dict[str, float] = max(found, key=lambda each: each["step"])
+    slowest: dict[str, Any] = max(found, key=lambda each: each["step"])
     return slowest
 
 
@@ -176,6 +237,41 @@ def summary(rounds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
+def planned_in_turns(cycles: dict[str, list[float]], batch: int) -> dict[str, float]:
+    """The plan's time of a step of one and two processes over the measured one: the median of neighbours."""
+    from byol import presets
+    from byol.config import apply
+    from byol.run import cost
+
+    config = apply(presets.cifar10_cpu(), {"run.threads": 1, "run.precision": "float32", "optim.batch": batch})
+    an_image = cost.pass_flops(cost.on_paper(config), config)[1]
+    found = {}
+    for count, name in ((1, "1 process"), (2, "2 processes")):
+        ratios = []
+        for half, measured in zip(cycles[HALF], cycles[name], strict=True):
+            rate = an_image * (batch // 2) / half
+            device = cost.Device(rate, 1.0, 1e9, 1e9, cost.GLOO_SECONDS, "timed", "float32")
+            ratios.append(cost.cost(config, device, count).seconds / measured)
+        found[str(count)] = statistics.median(ratios)
+    return found
+
+
+def turned(arguments: argparse.Namespace) -> None:
+    """Writes results/scaling-turns.json."""
+    from byol.run.files import write_json
+    from byol.run.machine import versions
+    from byol.run.record import commit
+
+    settings = {"processes": 2, "turns": True, "batch": arguments.batch, "steps": arguments.turns}
+    busy = os.getloadavg()[0]
+    cycles: Any = start(settings)["cycles"]
+    about = {"batch": arguments.batch, "cycles": arguments.turns, "cores": os.cpu_count(), "load_before": busy}
+    about |= {"variants": compared(cycles), "planned_over_measured": planned_in_turns(cycles, arguments.batch)}
+    record = about | {"seconds": cycles, "versions": versions(), "commit": commit()}
+    write_json(Path("results/scaling-turns.json"), record)
+    print(json.dumps({name: record[name] for name in ("variants", "planned_over_measured")}, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -184,10 +280,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--out", type=Path, default=Path("results/scaling.json"))
+    parser.add_argument(
+        "--turns", type=int, default=0, help="so many steps of each of a few variants in turns, instead"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(json.loads(arguments.work))
+        settings = json.loads(arguments.work)
+        in_turns(settings) if settings.get("turns") else work(settings)
+        return
+    if arguments.turns:
+        turned(arguments)
         return
     from byol.run.files import write_json
     from byol.run.machine import versions

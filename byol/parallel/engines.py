@@ -48,7 +48,7 @@ def replicated(method: Method, optimizer: Optimizer, config: Config, place: Mach
     # Statistics are each process's own, or are shared by the norms themselves.
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    how: dict[str, Any] = {buffers: False, "init_sync": False}
+    how: dict[str, Any] = {buffers: False, "init_sync": False, "gradient_as_bucket_view": True}
     with together():
         module = DistributedDataParallel(method, **how)
     left = () if method.classifier is None else tuple(method.classifier.parameters())

@@ -246,7 +246,7 @@ def test_ratios_of_the_scaling_benchmark() -> None:
     assert found["worst_over_best"] == pytest.approx(wanted)
     text = render.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
     assert "| recompute | 90 | 0.67 | 0.90 of 1 process: blocks computed again for their gradients |" in text
-    assert "fastest step of up to 2 rounds" in text
+    assert "best of up to 2 rounds" in text
     assert "measured step, by processes: 1.25 with 2." in text  # it reckons with 120 images/s, and there are 150
     assert "plan of" not in text
 
