@@ -22,10 +22,14 @@ def chosen(facts: Facts, asked: Mapping[str, Any]) -> tuple[Config, list[Reason]
     """
     if not facts.weights:
         return auto(facts, asked)
-    reasons: list[Reason] = []
-    start = _auto_init(Choices(facts, dict(asked), reasons))
+    own = Choices(facts, dict(asked))
+    start = _auto_init(own)
     config, others = auto(facts, {**asked, **start})
-    return apply(config, start, "auto", check=False), [*reasons, *others]
+    alone = min(2.0, config.optim.epochs / 10)
+    why = "fresh heads learn alone first: their first gradients would undo what the encoder knows"
+    own.say("optim.head_epochs", alone, why)
+    start["optim.head_epochs"] = own.get("optim.head_epochs", alone)
+    return apply(config, start, "auto", check=False), [*own.reasons, *others]
 
 
 def auto(facts: Facts, asked: Mapping[str, Any] | None = None) -> tuple[Config, list[Reason]]:
@@ -212,10 +216,8 @@ def _auto_init(choices: Choices) -> dict[str, Any]:
     resolution = choices.get("data.resolution", side)
     seen = 1e6 if facts.accelerator else 1e5 * facts.cores * (32 / resolution) ** 1.5
     passes = float(min(100, max(5, round(seen / facts.images))))
-    epochs = choices.get("optim.epochs", passes)
     trained = f"the weights were trained at {facts.weights} px, and the images' short side is typically {facts.side} px"
     adapt = "given weights adapt in a fraction of the steps that random ones need, and lose more with every pass"
-    alone = "fresh heads learn alone first: their first gradients would undo what the encoder knows"
     chosen: dict[str, tuple[Any, str]] = {
         "data.resolution": (side, trained),
         "optim.epochs": (passes, adapt),
@@ -224,7 +226,6 @@ def _auto_init(choices: Choices) -> dict[str, Any]:
         "optim.lr": (0.4, "a fifth of the rate from scratch"),
         "optim.trust_coefficient": (0.005, "heads move as from scratch"),
         "optim.encoder_lr": (0.3, "the encoder is near its goal, the heads are not"),
-        "optim.head_epochs": (min(2.0, epochs / 10), alone),
         "optim.tau": (0.99, "as others go on from weights (HPT)"),
     }
     if "run.budget" in choices.asked:

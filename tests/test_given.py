@@ -243,6 +243,9 @@ def test_auto_goes_on_gently_and_says_why() -> None:
     assert config.optim.lr == 0.4
     timed, _ = compose("auto", {"run.budget": "20m"}, {}, "", facts, settled)
     assert timed.optim.epochs * 3000 * 0.001 == pytest.approx(0.94 * 20 * 60, rel=0.01)  # the rest goes into looks
+    short, told = compose("auto", {"run.budget": "30s"}, {}, "", facts, settled)
+    assert short.optim.head_epochs == pytest.approx(short.optim.epochs / 10)
+    assert next(reason.value for reason in told if reason.field == "optim.head_epochs") == short.optim.head_epochs
     chosen = {reason.field: reason.value for reason in reasons}
     assert {"data.resolution", "optim.epochs", "optim.lr", "optim.head_epochs"} <= chosen.keys()
     assert "optim.encoder_lr" not in chosen

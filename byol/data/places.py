@@ -211,10 +211,18 @@ def stream(place: str, take: Callable[[bytes], object]) -> None:
         with files.open(path, "rb", block_size=CHUNK) as source:
             while piece := source.read(CHUNK):
                 take(piece)
-    except (FileNotFoundError, ByolError):
+    except ByolError:
         raise
     except Exception as error:  # whatever the file systems of fsspec raise
-        raise DiskError(f"Cannot read {printable(place)}: {first_line(error)}. The same command tries again.") from None
+        cause = _cause(error)
+        if isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410):
+            raise FileNotFoundError from None
+        raise DiskError(f"Cannot read {printable(place)}: {first_line(cause)}. The same command tries again.") from None
+
+
+def _cause(error: Exception) -> BaseException:
+    """What is behind it: over HTTP a server that does not answer is said to have no such file."""
+    return error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
 
 
 def _make_room(newest: Path, limit: float) -> None:
@@ -266,6 +274,6 @@ def _tried(place: str, action: Callable[[], T]) -> T:
     raise AssertionError("unreachable")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of another library says, short enough for a sentence of ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".:")

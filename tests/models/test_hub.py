@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -118,6 +119,17 @@ def test_places_that_cannot_be(model: Path, tmp_path: Path, served: str, monkeyp
     with pytest.raises(DiskError, match="did not give"):
         hub.pull("hf:somebody/flowers", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_server_that_does_not_answer_is_not_one_without_the_model(tmp_path: Path, served: str) -> None:
+    """Breaks if a user whose network is down is told that the model is not there."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}/flowers"
+    with pytest.raises(DiskError, match=r"Cannot read .*The same command tries again"):
+        hub.pull(address, tmp_path / "out")
+    with pytest.raises(UsageError, match="There is no model at"):
+        hub.pull(f"{served}-other", tmp_path / "out")
 
 
 def test_the_hub_gets_one_commit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
