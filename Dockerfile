@@ -7,7 +7,7 @@ RUN pip install --no-cache-dir torch torchvision ${TORCH_INDEX:+--index-url "$TO
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY byol /src/byol
-RUN pip install --no-cache-dir "/src[eval,plots]" && rm -r /src
+RUN pip install --no-cache-dir "/src[eval,plots,formats]" && rm -r /src
 
 # Nobody needs to be root; give --user "$(id -u):$(id -g)" to own what is written outside.
 RUN useradd --create-home --uid 1000 byol && mkdir -p /data /runs && chown byol /data /runs && chmod 1777 /runs

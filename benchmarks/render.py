@@ -21,7 +21,7 @@ from byol.tables.record import read_table
 from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_FIGURES = ("tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
+WITH_FIGURES = ("own-images", "tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
 FEWEST = 8  # policies, in benchmarks/tune.py
 PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 
@@ -34,16 +34,18 @@ def percent(values: list[float]) -> str:
 def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     lines = [
         "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), `cifar10-cpu`: ResNet-18 of",
-        "width 0.25 at 32 px on two CPU cores. Test accuracy; mean ± deviation over seeds.",
+        "width 0.25 on two CPU cores; `plain` is BYOL alone, without the preset's negatives that fade. Test accuracy;",
+        "mean ± deviation over seeds.",
         "",
-        "| run | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run | px | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in results:
         minutes = statistics.mean(r["pretraining_minutes"] for r in runs)
         speed = statistics.mean(r["images_per_second"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for who in ("byol", "random") for what in ("linear", "knn")]
-        lines.append(f"| {name} | {len(runs)} | {minutes:.1f} | {speed:.0f} | {' | '.join(scores)} |")
+        shape = f"{runs[0]['config']['data.resolution']} | {len(runs)} | {minutes:.1f} | {speed:.0f}"
+        lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -103,8 +105,8 @@ def evaluations(records: list[tuple[str, dict[str, Any]]]) -> str:
     """The protocols beside each other; a budget's cuts are below."""
     names = ("byol", "random", "supervised")
     lines = [
-        "Protocols of `byol evaluate` on the encoder of cifar10-45min (`benchmarks/evaluations.py`): test figures,",
-        "mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
+        "Protocols of `byol evaluate` on the encoder of cifar10-45min-plain (`benchmarks/evaluations.py`): test",
+        "figures, mean ± half the range over three seeds of the evaluation, each choice made on validation images;",
         "minutes by the clock, for linear and finetune on a core shared with other work.",
         "",
         f"| data | protocol | figure | {' | '.join(names)} | minutes | settings |",
@@ -204,9 +206,9 @@ def in_turns(record: dict[str, Any]) -> str:
         f"{record['cores']} CPU cores, batch {record['batch']}, one thread a",
         f"process, a core each, synchronized statistics, a load of {record['load_before']:.1f} before. Medians of "
         "neighbours, with quartiles, flatter",
-        "what waits often, as the kernel prefers such processes to others of a busy machine; the fastest steps are nearer",
-        "to an idle one. Two processes apart exchange nothing: where they are not twice as fast as one, the cores slow",
-        "each other down, and no exchange could make two faster.",
+        "what waits often, as the kernel prefers such processes to others on a busy machine; the fastest steps are",
+        "nearer to an idle one. Two processes apart exchange nothing: where they are not twice as fast as one, cores",
+        "slow each other down, and no exchange could make two faster.",
         "",
         "| variant | fastest step | times as fast as 1 process | by the fastest steps | as torch's engine |",
         "|---|---|---|---|---|",
@@ -429,7 +431,7 @@ def scores(results: Path) -> str:
 
 def headline(results: Path) -> str:
     """What the README says at once: good and bad, each with the page that tells how."""
-    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-seed0.json")
+    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-plain-seed0.json")
     quick, told = read_json(results / "auto-4m-imagenette-seed0.json"), read_json(results / "verdicts.json")
     counts = told["counts"]["all"]["all"]
     small, large = (
@@ -474,6 +476,44 @@ def headline(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def first_hour(results: Path) -> str:
+    """What a new user's walk took, from a clone to each first result."""
+    record = read_json(results / "walk.json")
+    names = {
+        "1. From photos to an encoder": "a first encoder of 4,317 photos, and its report",
+        "2. From given weights": "a first classifier from given weights, and its answers for 4,317 photos",
+        "4. Reproduce a table": "a first row of a table of the paper",
+        "make docs": "this site",
+    }
+    screen = 40  # lines
+    lines = ["| from a clone to | commands | minutes | of them computing | screens to read |", "|---|---|---|---|---|"]
+
+    def took(steps: list[dict[str, Any]], clock: str) -> str:
+        return f"{sum(step[clock] for step in steps) / 60:.1f}"
+
+    for walk in record["walks"]:
+        steps = walk["steps"]
+        read = walk["readme"] + sum(step["lines"] for step in steps)
+        count = len(steps) + len(record["setup"]) + 1  # and the environment is activated
+        figures = [str(count), took(steps, "seconds"), took(steps, "processor"), f"{read / screen:.1f}"]
+        lines.append(f"| {names[walk['task']]} | {' | '.join(figures)} |")
+    setup = record["setup"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Commands are counted from `git clone` on; minutes are those after `make setup`, which took "
+            f"{took(setup, 'seconds')}, as torch had to be downloaded.",
+            f"The machine was busy: {record['load']:.0f} processes for {record['cores']} cores, of which byol had one, "
+            "so that most of the minutes are waiting.",
+            f"A screen has {screen} lines: of the README down to the task's commands, and of what the commands print.",
+            "The weights were a ResNet-18 of torchvision's names with random numbers, the photos flowers of 5 kinds, "
+            "the row's images CIFAR-10.",
+            "",
+        ]
+    )
+
+
 def rendered(results: Path) -> dict[Path, str]:
     """Every page that holds figures, as it should be."""
     pages = {name: (ROOT / name).read_text("utf-8") for name in PAGES}
@@ -484,6 +524,7 @@ def rendered(results: Path) -> dict[Path, str]:
         ("docs/from-weights.md", "weights", from_weights),
         ("docs/tune.md", "calibration", calibration),
         ("docs/any-image.md", "kinds", kinds),
+        ("docs/own-images.md", "walk", first_hour),
     ):
         assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"
         pages[name] = filled(pages[name], block, make(results))

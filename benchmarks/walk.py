@@ -50,11 +50,12 @@ def spent() -> float:
 
 
 def take(command: str, place: Path, log: Path) -> Step:
-    """A command as a shell gives it; one that fails ends the walk."""
+    """A command as a shell gives it, {root} being this repository; one that fails ends the walk."""
     began, before = time.monotonic(), spent()
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     active = ". .venv/bin/activate && " if (place / ".venv").exists() else ""
-    done = subprocess.run(["sh", "-c", active + command], cwd=place, env=environment, capture_output=True, text=True)
+    line = active + command.replace("{root}", str(ROOT))
+    done = subprocess.run(["sh", "-c", line], cwd=place, env=environment, capture_output=True, text=True)
     said = done.stdout + done.stderr
     with log.open("a") as stream:
         stream.write(f"$ {command}\n{said}")
@@ -80,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as spare:
         place = (given.place or Path(spare)).resolve()
         log, clone = place / "walk.log", place / "byol"
-        setup = [take(SETUP[0].format(root=ROOT), place, log), take(SETUP[1], clone, log)]
+        setup = [take(SETUP[0], place, log), take(SETUP[1], clone, log)]
         for name, target in (("images", given.photos), ("labelled", given.labelled), ("cifar10", given.cifar)):
             (clone / name).symlink_to(target.resolve())
         (clone / "resnet18.pth").symlink_to(given.weights.resolve())

@@ -32,7 +32,7 @@ from byol.tables.catalog import TABLES
 from byol.tables.record import read_table
 from byol.tables.render import markdown
 from byol.tables.scales import SCALES
-from byol.tables.table import Table
+from byol.tables.table import Table, cited
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -234,9 +234,9 @@ def paper_pages() -> dict[str, str]:
     for name, each in TABLES.items():
         results = sorted((RESULTS / "tables").glob(f"{name}-*.json"))
         found = [record for record in map(read_table, results) if record.table == name]
-        pages[f"paper/{name}.md"] = "\n".join(_paper_page(each, [_printed(markdown(record)) for record in found]))
+        pages[f"paper/{name}.md"] = "\n".join(_paper_page(each, [markdown(record) for record in found]))
         ran = ", ".join(f"`{record.scale}` scale" for record in found) or "not run here"
-        rows.append((f"[{each.title}]({name}.md)", _printed(each.source), ran))
+        rows.append((f"[{each.title}]({name}.md)", cited(each.source), ran))
     lines = head(
         "The paper's tables",
         f"{len(TABLES)} tables and figures as data; each page has the published figures, and "
@@ -245,13 +245,8 @@ def paper_pages() -> dict[str, str]:
     return pages | {"paper/index.md": "\n".join([*lines, *table(("table", "in the paper", "ours"), rows)])}
 
 
-def _printed(text: str) -> str:
-    """Without the names that tables and figures have in the paper's LaTeX source, which no reader of the paper sees."""
-    return re.sub(r" \((?:tab|table|fig|app):[^)]*\)", "", text)
-
-
 def _paper_page(each: Table, ours: list[str]) -> list[str]:
-    lines = head(each.title, f"{_printed(each.source)} of Grill et al., 2020.")
+    lines = head(each.title, f"{cited(each.source)} of Grill et al., 2020.")
     small = next((name for name in ("cpu", "night") if each.at(SCALES[name])), "")
     lines += ["```text", "# as in the paper", f"byol table {each.name} --data.root /datasets"]
     lines += ["# small, on a laptop", f"byol table {each.name} --scale {small} --data ./cifar10"] if small else []

@@ -25,7 +25,7 @@ def plan(
     scale: Literal["paper", "night", "cpu"] = "paper",
     seeds: int = 0,
     jobs: str = "",
-    out: Path = Path("tables"),
+    out: Annotated[Path, Parameter(alias="-o")] = Path("tables"),
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> object:
     """Show what a run, or a whole table, would cost: operations, memory, time.

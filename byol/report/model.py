@@ -144,7 +144,8 @@ def confusion(facts: ModelRecord, seen: Seen) -> str:
     for row in range(count):
         total = max(int(matrix[row].sum()), 1)
         y = 24 + row * side
-        marks.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{text(facts.classes[row][:22])}</text>')
+        label = f"{text(facts.classes[row][:20])} {row + 1}"
+        marks.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{label}</text>')
         marks.append(f'<text x="{left + row * side + 13}" y="16" text-anchor="middle">{row + 1}</text>')
         for column in range(count):
             share = matrix[row, column] / total
@@ -159,7 +160,7 @@ def confusion(facts: ModelRecord, seen: Seen) -> str:
                 marks.append(f'<text x="{x + 12}" y="{y + 17}" text-anchor="middle">{matrix[row, column]}</text>')
     width, height = left + count * side, 24 + count * side
     drawn = f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="Confusion matrix">'
-    told = "<p>A row for each label, numbered columns for the answers in the same order; a number is of images.</p>"
+    told = "<p>A row for each label, a column for each answer, by its number; in each cell, how many images.</p>"
     return f'{told}<div class="wide">{drawn}{"".join(marks)}</svg></div>'
 
 

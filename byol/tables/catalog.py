@@ -14,7 +14,7 @@ from byol.tables.cells import Plan
 from byol.tables.predictors import PREDICTORS
 from byol.tables.results import RESULTS
 from byol.tables.scales import SCALES, Overrides, Scale, ScaleName
-from byol.tables.table import UNTRAINED, Row, Table
+from byol.tables.table import UNTRAINED, Row, Table, cited
 from byol.tables.transfers import TRANSFERS
 
 TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *TRANSFERS, *ABLATIONS, *PREDICTORS)}
@@ -98,7 +98,7 @@ def listing() -> str:
     lines = [f"{'table':<24}{''.join(f'{name:>6}' for name in SCALES)}  what"]
     for name, table in TABLES.items():
         counts = "".join(f"{len(table.at(scale)) or '–':>6}" for scale in SCALES.values())
-        lines.append(f"{name:<24}{counts}  {table.title} [{table.source}]")
+        lines.append(f"{name:<24}{counts}  {table.title} [{cited(table.source)}]")
     lines += [f"--scale {name}: {scale.what}{_cost(scale)}" for name, scale in SCALES.items()]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any
 from byol.run.pictures import pyplot, save
 from byol.tables.record import RowFacts, TableRecord
 from byol.tables.render import ours, theirs
+from byol.tables.table import cited
 
 OURS, PAPER = "tab:blue", "tab:orange"
 
@@ -20,7 +21,7 @@ def picture(path: Path, record: TableRecord) -> None:
 
 def _axes(record: TableRecord, count: int = 1, height: float = 4.5) -> tuple[Any, list[Any]]:
     figure, axes = pyplot().subplots(1, count, figsize=(6.5 * count, height), constrained_layout=True, squeeze=False)
-    figure.suptitle(f"{record.title}\n{record.source}, {record.scale} scale", fontsize=9)
+    figure.suptitle(f"{record.title}\n{cited(record.source)}, {record.scale} scale", fontsize=9)
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     return figure, list(axes[0])

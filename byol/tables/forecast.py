@@ -19,7 +19,7 @@ from byol.tables.cells import Cell, Plan, missing
 from byol.tables.record import Pace
 from byol.tables.render import part
 from byol.tables.scales import SCALES, memory_of
-from byol.tables.table import Row, resolved
+from byol.tables.table import Row, cited, resolved
 
 
 class Devices(NamedTuple):
@@ -129,7 +129,7 @@ def announcement(plan: Plan, expected: dict[str, float], together: int, devices:
     cells = plan.distinct()
     todo = missing(cells)
     lines = [
-        f"{plan.table.title} [{plan.table.source}] at the {plan.scale.name} scale: {plan.scale.what}",
+        f"{plan.table.title} [{cited(plan.table.source)}] at the {plan.scale.name} scale: {plan.scale.what}",
         f"  {sum(map(bool, plan.cells.values()))} rows to run, {plan.seeds} seeds, {len(cells)} cells; "
         f"{len(cells) - len(todo)} done, {len(todo)} missing",
     ]

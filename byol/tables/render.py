@@ -12,7 +12,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from byol.tables.record import CellFacts, RowFacts, TableRecord
-from byol.tables.table import published
+from byol.tables.table import cited, published
 
 CLEAR = 1.0  # points: rows that are closer than this in the paper may change places by chance
 CLEAR_PLAIN = 0.01  # the same for metres and ratios
@@ -111,7 +111,7 @@ def markdown(table: TableRecord) -> str:
     varied = len({row.pace.tau for row in table.rows if row.pace and row.pace.tau is not None}) > 1
     heads = ["row", *(f"{title}{who}" for title in titles for who in (", ours", ", paper")), "seeds", "verdict"]
     heads += ["τ, ours", "remembers", "τ, paper", "remembers"] * varied
-    lines = [f"**{table.title}** ({table.source}), `{table.scale}` scale", ""]
+    lines = [f"**{table.title}** ({cited(table.source)}), `{table.scale}` scale", ""]
     lines += [_line(heads), "|---" * len(heads) + "|"]
     lines += [_line(_texts(table, row) + _tau(row) * varied) for row in table.rows]
     notes = [_order(table, title) for title in titles]

@@ -5,6 +5,7 @@ A row is declared once for all scales: what depends on the scale is given relati
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -76,6 +77,11 @@ class Row:
 def reported(label: str, printed: str, **more: Any) -> Row:
     """A method of somebody else's, as the paper reports it: there is nothing to run."""
     return Row(label, printed, ours=False, **more)
+
+
+def cited(source: str) -> str:
+    """A source without the names of its tables in the paper's LaTeX, which no reader of the paper sees."""
+    return re.sub(r" \((?:tab|table|fig|app):[^)]*\)", "", source)
 
 
 @dataclass(frozen=True)

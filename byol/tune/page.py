@@ -65,7 +65,7 @@ def _rung(rung: Mapping[str, Measured], policies: Mapping[str, Policy], chosen: 
     rows = []
     for name, one in rung.items():
         figures = [
-            f"{one.values[column]:.3g}{' ★' if best.get(column) == name else ''}" if column in one.values else "–"
+            f"{one.values[column]:.3g}{'★' if best.get(column) == name else ''}" if column in one.values else "–"
             for column in columns
         ]
         how = one.error or policies[name].about

@@ -305,7 +305,7 @@ def test_the_pages_say_what_results_hold() -> None:
     from benchmarks import render as readme
 
     pages = readme.rendered(readme.ROOT / "results")
-    assert len(pages) == 8
+    assert len(pages) == 9
     for path, text in pages.items():
         assert path.read_text("utf-8") == text, f"{path.name} is not what python benchmarks/render.py writes"
 
@@ -396,6 +396,8 @@ def test_listing_needs_no_torch() -> None:
         assert answer.stdout.splitlines()[-1] == f"False {code}", answer.stderr
     listed = catalog.listing()
     assert all(re.search(rf"^{name} ", listed, re.MULTILINE) for name in TABLES)
+    assert "Table 5a]" in listed  # without its name in the paper's LaTeX
+    assert not re.search(r"\((tab|table|fig|app):", listed)
 
 
 def test_a_benchmark_can_be_pretrained_on(tmp_path: Path) -> None:
