@@ -205,9 +205,10 @@ def in_turns(record: dict[str, Any]) -> str:
         f"One and two processes by steps in turns (`benchmarks/scaling.py --turns {record['cycles']}`): "
         f"{record['cores']} CPU cores, batch {record['batch']}, one thread a",
         f"process, a core each, synchronized statistics, a load of {record['load_before']:.1f} before. Medians of "
-        "neighbours, and quartiles. On a machine",
-        "this busy a second process also takes a second share of the cores from others, so that the ratio of the",
-        "fastest steps says more about an idle one.",
+        "neighbours, with quartiles, flatter",
+        "what waits often, as the kernel prefers such processes to others on a busy machine; the fastest steps are",
+        "nearer to an idle one. Two processes apart exchange nothing: where they are not twice as fast as one, cores",
+        "slow each other down, and no exchange could make two faster.",
         "",
         "| variant | fastest step | times as fast as 1 process | by the fastest steps | as torch's engine |",
         "|---|---|---|---|---|",

@@ -28,7 +28,7 @@ def plan(
     out: Annotated[Path, Parameter(alias="-o")] = Path("tables"),
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> object:
-    """Show what a run, or a whole table, would cost: operations, memory, time.
+    """Show what a run or table would cost: operations, memory, time.
 
     Parameters
     ----------
