@@ -150,7 +150,8 @@ def test_a_budget_is_planned_once(folder: Path, home: Path, monkeypatch: pytest.
             return setup.record_of_run.config
 
     first = opened(1e-3, **{"run.budget": "12s"})
-    assert first["optim.epochs"] == 12 / 1e-3 / 24
+    most = (12 / 1e-3 - 3200) / 24  # without reading and timing, and with what looks take
+    assert 0.25 * most <= float(str(first["optim.epochs"])) <= most
     assert opened(1e-1, **{"run.budget": "12s"}) == first
     longer = opened(1e-1, **{"run.budget": "12s", "optim.epochs": 600})
     assert longer == first | {"optim.epochs": 600}

@@ -120,7 +120,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(folder: Path, tmp_
 
     config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
     assert (config["optim.lr"], config["optim.weight_decay"], config["run.seed"]) == (0.25, 1e-4, 7)
-    assert config["optim.tau"] == 0.98
+    assert config["optim.tau"] == 0.97
     assert "Plan for run" in result.stderr
     for word in ("images", "steps", "peak learning rate", "tau", "float32", "GB", "time"):
         assert word in result.stderr
