@@ -35,6 +35,9 @@ TINY = {
     "run.threads": 1,
 }
 
+# BYOL alone, where the preset cifar10-cpu has negatives that fade.
+ALONE = {"objective.name": "byol", "objective.fade": 0.0, "network.zero_init_last": False, "optim.tau": 0.98}
+
 
 @pytest.fixture
 def tiny() -> dict[str, object]:

@@ -59,7 +59,7 @@ def test_overrides_are_taken_or_refused_in_a_sentence(overrides: dict[str, Any])
         config = apply(config, overrides, "flags")
     except UsageError as error:
         sentence = str(error)
-    assert not sentence or (sentence.startswith("settings: ") and sentence.isprintable())
+    assert not sentence or (sentence.startswith("flags: ") and sentence.isprintable())
     for name, value in flatten(config).items():
         kind, metadata = FIELDS[name]
         assert fits(value, kind, metadata), name

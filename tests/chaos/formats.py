@@ -19,10 +19,10 @@ from torch import Tensor
 import byol
 from byol import checkpoint
 from byol.run import record
-from tests.conftest import TINY
+from tests.conftest import ALONE, TINY
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-SMALLEST = TINY | {
+SMALLEST = {**TINY, **ALONE} | {
     "network.width": 0.01,
     "network.projector_hidden": 2,
     "network.predictor_hidden": 2,

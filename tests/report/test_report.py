@@ -30,7 +30,7 @@ from byol.tables.record import CellRecord, Score
 from byol.tables.record import write as write_cell
 from tests.cli.test_cli import byol as command
 from tests.cli.test_cli import refused
-from tests.conftest import TINY, write_images
+from tests.conftest import ALONE, TINY, write_images
 
 HOSTILE = ['"><img src=x onerror=alert(1)>', "<script>alert(2)<", "a&amp;b'c", "%DATA% \u202eright"]
 VERDICTS = {
@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(root: Path) -> Path:
     """A finished run on hostile names, with an evaluation beside it."""
     out = root / "run <i>one &amp;"
-    byol.pretrain(hostile_folder(root / "images"), out, "cifar10-cpu", TINY)
+    byol.pretrain(hostile_folder(root / "images"), out, "cifar10-cpu", {**TINY, **ALONE})
     for place, value in (("images", 0.625), ("random-images", 0.25)):
         target = out / "evaluations" / place / "knn" / "result.json"
         target.parent.mkdir(parents=True)

@@ -19,7 +19,7 @@ from byol import checkpoint, networks
 from byol.errors import DiskError
 from byol.run import progress
 from tests.chaos.scale import LONG
-from tests.conftest import TINY, write_images
+from tests.conftest import ALONE, TINY, write_images
 from tests.zygote import Zygote, logged, pretrain
 
 ODD = "ä\x1b[31m\u202e€.jpg"
@@ -51,7 +51,10 @@ VERBS = {
 SILENT = ("shard", "pretrain")  # verbs whose results are files alone
 BROKEN = [("stdout", "gone"), ("stdout", "/dev/full"), ("stderr", "gone")]
 BROKEN += [("stdout", "closed"), ("stderr", "/dev/full"), ("stderr", "closed")] if LONG else []
-FLAGS = [f"--{name}" if value is True else f"--{name}={value}" for name, value in (TINY | {"optim.epochs": 1}).items()]
+FLAGS = [
+    f"--{name}" if value is True else f"--{name}={value}"
+    for name, value in (TINY | ALONE | {"optim.epochs": 1}).items()
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> dict[str, 
     images = write_images(root / "images", 12)
     (images / "class0" / "000.jpg").rename(images / "class0" / ODD)
     (images / "class0" / f"bad-{ODD}").write_text("no image")
-    code, said = zygote.run(*pretrain(images, root / "run", TINY | {"optim.epochs": 1}))
+    code, said = zygote.run(*pretrain(images, root / "run", TINY | ALONE | {"optim.epochs": 1}))
     assert code == 0, said
     torch.save(networks.resnet(18, width=0.25).state_dict(), root / "weights.pth")
     return {"images": images, "run": root / "run", "weights": root / "weights.pth"}
