@@ -370,7 +370,9 @@ def kinds(results: Path) -> str:
         line(images, steps, "untrained", [run["untrained"] for run in own if run["views"] == "photo"])
         for views in dict.fromkeys(run["views"] for run in own):
             some = [run["trained"] for run in own if run["views"] == views]
-            line(images, steps, f"of the preset `{views}`" if views != "photo" else "of photographs", some)
+            name, _, more = views.partition(", ")
+            said = f"of the preset `{name}`" if name != "photo" else "of photographs"
+            line(images, steps, f"{said}, {more}" if more else said, some)
     return "\n".join(lines) + "\n"
 
 
