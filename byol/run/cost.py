@@ -30,7 +30,9 @@ from byol.run.machine import Machine
 PROBE_IMAGES = 2  # enough for batch norm; everything is proportional to the number of images
 TIMED_PIXELS = 2**18  # of the images that are timed together
 TIMED_STEPS, TIMED_SECONDS = (2, 8), 1.0  # at least and at most so many, after one that warms up, for about so long
-GLOO_SECONDS = 2.5e-4  # of an exchange between processes that have a core each, as timed on two cores
+# Of an exchange between processes of one machine, waiting for each other included (results/scaling.json): where each
+# has a core, and where more of them take turns.
+GLOO_SECONDS, TURN_SECONDS = 1.1e-3, 5e-3
 SLOTS = {"lars": 1, "sgd": 1, "adamw": 2}  # numbers that each optimizer keeps for a weight
 ACTIVATION_SIZE = {"bf16": 0.5, "float32": 1.0, "float64": 2.0}  # relative to float32
 
@@ -272,7 +274,8 @@ def here(config: Config, devices: int = 1) -> Device:
     seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds
     rate = pass_flops(on_paper(config), config)[1] / seconds
     room = machine.memory(place) * 1e9
-    return Device(rate / crowd, 1.0, room, 1e9, GLOO_SECONDS, "a step timed here just now", place.precision)
+    latency = GLOO_SECONDS if crowd == 1 else TURN_SECONDS
+    return Device(rate / crowd, 1.0, room, 1e9, latency, "a step timed here just now", place.precision)
 
 
 def named(name: str, config: Config, devices: int = 1) -> Device:
