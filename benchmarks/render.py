@@ -195,7 +195,7 @@ def scaling(record: dict[str, Any]) -> str:
         figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
         lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
     if note := record.get("note"):
-        lines += ["", f"All this was {note}."]
+        lines += ["", f"{note[0].upper()}{note[1:]}."]
     return "\n".join(lines) + "\n"
 
 
