@@ -11,7 +11,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import render_processes
 import render_speed
+import render_weights
 
 from byol.config import flatten
 from byol.evals.metrics import shown
@@ -176,78 +178,6 @@ def _helps(records: list[tuple[str, dict[str, Any]]]) -> str:
     )
 
 
-def scaling(record: dict[str, Any]) -> str:
-    """Ratios of one run, and the cost model beside measured steps."""
-    planned, rounds = record["planned_over_measured"], max(map(len, record["rounds"].values()))
-    lines = [
-        f"Several processes and the features for large runs (`benchmarks/scaling.py`) on {record['cores']} CPU cores: "
-        f"batch {record['batch']},",
-        f"one thread a process, the best of up to {rounds} rounds in turns, with a load of "
-        f"{record['load_before']:.1f} before.",
-        "",
-        "| variant | images/s | worst / best round | ratio |",
-        "|---|---|---|---|",
-    ]
-    ratios = {each["of"]: f"{each['ratio']:.2f} of {each['to']}: {each['meaning']}" for each in record["ratios"]}
-    for name, rate in record["best"].items():
-        lines.append(f"| {name} | {rate:.0f} | {record['worst_over_best'][name]:.2f} | {ratios.get(name, '')} |")
-    if planned:
-        figures = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in planned.items())
-        lines += ["", f"`byol plan --device-type here` / measured step, by processes: {figures}."]
-    if note := record.get("note"):
-        lines += ["", f"{note[0].upper()}{note[1:]}."]
-    return "\n".join(lines) + "\n"
-
-
-def in_turns(record: dict[str, Any]) -> str:
-    """Steps of one and two processes in turns: medians over neighbours."""
-    lines = [
-        f"One and two processes by steps in turns (`benchmarks/scaling.py --turns {record['cycles']}`): "
-        f"{record['cores']} CPU cores, batch {record['batch']}, one thread a",
-        f"process, a core each, synchronized statistics, a load of {record['load_before']:.1f} before. Medians of "
-        "neighbours, with quartiles, flatter",
-        "what waits often, as the kernel prefers such processes to others on a busy machine; the fastest steps are",
-        "nearer to an idle one. Two processes apart exchange nothing: where they are not twice as fast as one, cores",
-        "slow each other down, and no exchange could make two faster.",
-        "",
-        "| variant | fastest step | times as fast as 1 process | by the fastest steps | as torch's engine |",
-        "|---|---|---|---|---|",
-    ]
-    alone = record["variants"]["1 process"]["fastest_seconds"]
-    for name, found in record["variants"].items():
-        ratios = []
-        for base in ("1 process", "2 processes"):
-            ratio = found["times_as_fast_as"][base]
-            low, high = ratio["quartiles"]
-            ratios.append(f"{ratio['median']:.2f} ({low:.2f} to {high:.2f})")
-        fastest = found["fastest_seconds"]
-        if not name.endswith("half the images"):
-            lines.append(f"| {name} | {fastest:.3f} s | {ratios[0]} | {alone / fastest:.2f} | {ratios[1]} |")
-    planned = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in record["planned_over_measured"].items())
-    lines += ["", f"The time of a step as planned from half the images / as measured, by processes: {planned}."]
-    return "\n".join(lines) + "\n"
-
-
-def together(record: dict[str, Any]) -> str:
-    """Both views in one pass against one after the other, a line a case."""
-    lines = [
-        "Both views in one pass (`run.views_together`) against one after the other, on one core: processor seconds of",
-        f"the fastest of {record['steps']} steps in turns, and what steps add to a process's memory "
-        "(`benchmarks/together.py`, float32).",
-        "",
-        "| encoder | px | batch | seconds apart | together | speed | MB apart | together |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in record["rows"]:
-        network = row.get("network.encoder", "that of cifar10-cpu")
-        times, memory = row["seconds"], row["megabytes"]
-        lines.append(
-            f"| {network} | {row.get('data.resolution', 32)} | {row['optim.batch']} | {times['apart']:.3f} | "
-            f"{times['together']:.3f} | {row['speed']:.2f} | {memory['apart']:.0f} | {memory['together']:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def _spread(figure: str, test: dict[str, float]) -> str:
     return f" ± {shown(figure, test['half_range'])}" if test["seeds"] > 1 else ""
 
@@ -291,68 +221,6 @@ def verdicts(record: dict[str, Any]) -> str:
     ]
     if alarms:
         lines += ["", f"False alarms: {'; '.join(alarms)}."]
-    return "\n".join(lines) + "\n"
-
-
-def from_weights(results: Path) -> str:
-    """Going on from weights, distillation, fit and predict: what benchmarks/from_weights.py measured."""
-    found = {path.stem.removeprefix("from-weights-"): read_json(path) for path in results.glob("from-weights-*.json")}
-    lines: list[str] = []
-
-    def row(name: str, steps: int, figures: dict[str, Any]) -> None:
-        spread = f"{100 * figures['knn']:.1f} ± {100 * figures['half_range']:.1f} %"
-        lines.append(f"| {name} | {steps} | {spread} |")
-
-    if "continued" in found:
-        lines += ["| encoder | steps on flowers5 | kNN on flowers5 |", "|---|---|---|"]
-        part = found["continued"]
-        row("random", 0, part["random"])
-        row(f"start: CIFAR-10, {part['start']['steps']} steps", 0, part["start"])
-        row("continued from the start", part["continued"]["steps"], part["continued"])
-        row("its best look", part["continued"]["steps"], part["continued"]["best"])
-        for name in ("scratch", "scratch_long"):
-            row("from scratch", part[name]["steps"], part[name])
-    if "bolder" in found:
-        for part in (part for name, part in found["bolder"].items() if name.startswith("continued")):
-            row("continued, the encoder at the full rate", part["steps"], part)
-    if "negatives" in found:
-        for name, words in (
-            ("continued", "continued, full rate, with negatives"),
-            ("scratch", "scratch, with negatives"),
-        ):
-            if name in found["negatives"]:
-                row(words, found["negatives"][name]["steps"], found["negatives"][name])
-    if "wrong" in found:
-        part = found["wrong"]
-        row("start, trained again", 0, part["start"])
-        row("from the start, rate 30 times too high", part["last"]["steps"], part["last"])
-        row("its best look", part["last"]["steps"], part["best"])
-    if "distilled" in found:
-        part = found["distilled"]
-        lines += ["", "| encoder | steps on CIFAR-10 | kNN on CIFAR-10 |", "|---|---|---|"]
-        row("fixed target, width 0.5", part["target"]["steps"], part["target"])
-        row("width 0.25 by BYOL", part["scratch"]["steps"], part["scratch"])
-        row("width 0.25 from the fixed target", part["distilled"]["steps"], part["distilled"])
-    if "answers" in found:
-        part = found["answers"]
-        lines += [
-            "",
-            f"`fit` on flowers5 has {100 * part['fit_top1']:.2f} % on {part['test_images']} test images, the protocol "
-            f"{100 * part['protocol_top1']:.2f} %; `predict` of {part['predicted']:,} images runs at "
-            f"{part['predict_speed_over_embed']:.2f} of the speed of `embed` (CPU time).",
-        ]
-    if "cells" in found:
-        part = found["cells"]
-        lines[-1] += (
-            f" On crops of blood cells (BCCD, three kinds), `fit` has {100 * part['fit_top1']:.2f} % on "
-            f"{part['predicted']} test images, the protocol {100 * part['protocol_top1']:.2f} %."
-        )
-    if "photos" in found:
-        lines += ["", "| encoder, at 64 px, seed 0 | steps on flowers5 | kNN on flowers5 |", "|---|---|---|"]
-        for name, part in found["photos"]["seed 0"].items():
-            words = f"start: CIFAR-10, {part['steps']} steps" if name == "start" else name.removesuffix(" steps")
-            given = name not in ("random", "start") and not name.startswith("scratch")
-            row(f"continued: {words}" if given else words, 0 if name in ("random", "start") else part["steps"], part)
     return "\n".join(lines) + "\n"
 
 
@@ -425,9 +293,9 @@ def scores(results: Path) -> str:
     found = [(path.stem, read_json(path)) for path in sorted(results.glob("evaluation-*.json"))]
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
     parts.append(dense([(path.stem, read_json(path)) for path in sorted(results.glob("dense-*.json"))]))
-    parts.append(scaling(read_json(results / "scaling.json")))
-    parts.append(in_turns(read_json(results / "scaling-turns.json")))
-    parts.append(together(read_json(results / "views-together.json")))
+    parts.append(render_processes.scaling(read_json(results / "scaling.json")))
+    parts.append(render_processes.in_turns(read_json(results / "scaling-turns.json")))
+    parts.append(render_processes.together(read_json(results / "views-together.json")))
     return "\n".join(parts)
 
 
@@ -523,7 +391,7 @@ def rendered(results: Path) -> dict[Path, str]:
         ("README.md", "headline", headline),
         ("docs/results.md", "results", scores),
         ("docs/learning.md", "verdicts", lambda place: verdicts(read_json(place / "verdicts.json"))),
-        ("docs/from-weights.md", "weights", from_weights),
+        ("docs/from-weights.md", "weights", render_weights.from_weights),
         ("docs/tune.md", "calibration", calibration),
         ("docs/any-image.md", "kinds", kinds),
         ("docs/own-images.md", "walk", first_hour),

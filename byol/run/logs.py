@@ -20,6 +20,7 @@ from typing import Any
 from byol.config import flatten
 from byol.config_values import logger_names
 from byol.data import loader
+from byol.data.places import first_line
 from byol.errors import UsageError
 from byol.run import files, pictures
 from byol.run.directory import Setup
@@ -128,11 +129,6 @@ class Logs:
     def _failed(self, name: str, error: Exception) -> None:
         self.open.pop(name, None)
         say(f"run.log {name} failed ({first_line(error)}); the run goes on without it.")
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in a line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def tensorboard(place: Place) -> tuple[Log, str]:

@@ -234,7 +234,7 @@ def test_processes_of_this_machine_share_its_cores(monkeypatch: pytest.MonkeyPat
 def test_ratios_of_the_scaling_benchmark() -> None:
     """Breaks if a ratio is upside down or of the wrong pair, a variant that failed hides the others, or the page
     shows other figures."""
-    from benchmarks import render, scaling
+    from benchmarks import render_processes, scaling
 
     rounds = {"1 process": [80.0, 100.0], "2 processes": [150.0], "recompute": [90.0, 60.0], "compile": []}
     rounds["plan of 2"] = [120.0]
@@ -244,7 +244,7 @@ def test_ratios_of_the_scaling_benchmark() -> None:
     assert found["failed"] == ["compile"]
     wanted = {"1 process": 0.8, "2 processes": 1.0, "recompute": 2 / 3, "plan of 2": 1.0}
     assert found["worst_over_best"] == pytest.approx(wanted)
-    text = render.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
+    text = render_processes.scaling(found | {"batch": 128, "cores": 2, "load_before": 0.1})
     assert "| recompute | 90 | 0.67 | 0.90 of 1 process: blocks computed again for their gradients |" in text
     assert "best of up to 2 rounds" in text
     assert "measured step, by processes: 1.25 with 2." in text  # it reckons with 120 images/s, and there are 150

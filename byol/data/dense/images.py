@@ -19,12 +19,12 @@ from byol.data.formats import FORMATS, format_of
 from byol.data.parts import Part, Sample, Sealed, Task
 from byol.data.samples import reading_of
 from byol.data.source import BadImage
-from byol.data.stored import fit, read_stored, require_channels
+from byol.data.stored import fit, is_eight_bit, read_stored, require_channels
 
 
 def is_plain(config: Data) -> bool:
     """Whether the encoder was trained on 8-bit colours."""
-    return config.channels in (0, 3) and scale_of(config) is None
+    return config.channels in (0, 3) and is_eight_bit(config)
 
 
 def suffixes(config: Data) -> tuple[str, ...]:
