@@ -60,7 +60,7 @@ def in_turns(record: dict[str, Any]) -> str:
 def together(record: dict[str, Any]) -> str:
     """Both views in one pass against one after the other, a line a case."""
     lines = [
-        "Both views in one pass (`run.views_together`) against one after the other, on one core: processor seconds of",
+        "Both views in one pass (`run.passes together`) against one after the other, on one core: processor seconds of",
         f"the fastest of {record['steps']} steps in turns, and what steps add to a process's memory "
         "(`benchmarks/together.py`, float32).",
         "",

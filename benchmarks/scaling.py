@@ -29,13 +29,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "2 processes apart": {"processes": 2, "apart": True},
     "2 processes": {"processes": 2},
     "4 processes": {"processes": 4},
-    "2 processes, views together": {"processes": 2, "run.views_together": True},
+    "2 processes, views together": {"processes": 2, "run.passes": "together"},
     "2 processes, any core": {"processes": 2, "any_core": True},
     "2 processes, our exchange": {"processes": 2, "ours": True},
     "2 processes, weights in parts": {"processes": 2, "run.shard": True},
     "2 processes, own statistics": {"processes": 2, "network.norm_group": 1},
     "2 processes, 4 passes": {"processes": 2, "optim.accumulate": 4},
-    "views together": {"processes": 1, "run.views_together": True},
+    "views together": {"processes": 1, "run.passes": "together"},
     "recompute": {"processes": 1, "run.recompute": True},
     "compile": {"processes": 1, "run.compile": True},
     **{f"plan of {count}": {"processes": 1, "plan": count} for count in (1, 2, 4)},
@@ -74,7 +74,7 @@ def stepper(config: Any, settings: dict[str, Any], ours: bool) -> Callable[[], o
     torch.manual_seed(0)
     model = method.build(config.network).to(**place.placement(config))
     norms.synchronize(model, config.network.norm_group)
-    if config.run.views_together:
+    if config.run.passes == "together":
         method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
@@ -125,7 +125,7 @@ HALF = "1 process, half the images"  # by which the plan rates this machine
 TURNS: dict[str, dict[str, Any]] = {
     "1 process": {"alone": True},
     "2 processes": {},
-    "2 processes, views together": {"run.views_together": True},
+    "2 processes, views together": {"run.passes": "together"},
     "2 processes, our exchange": {"ours": True},
     HALF: {"alone": True, "half": True},
     "2 processes apart": {"alone": True, "half": True, "both": True},  # nothing is exchanged: no two can be faster

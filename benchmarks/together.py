@@ -1,4 +1,4 @@
-"""Both views in one pass against one after the other (`run.views_together`): time and memory of a step on one core.
+"""Both views in one pass against one after the other (`run.passes together`): time and memory of a step on one core.
 
     python benchmarks/together.py [--steps 10]
 

@@ -277,10 +277,10 @@ class Runtime:
     shard: bool = option(
         False, "each process keeps a part of every weight (FSDP2), where one device is too small", on_resume=True
     )
-    views_together: bool = option(
-        False,
-        "both views pass the networks as one batch, each with its own batch statistics: half the exchanges between "
-        "processes, twice the activations; equal up to rounding",
+    passes: Literal["auto", "in-turn", "together", "side-by-side"] = option(
+        "auto",
+        "how the views pass the networks, equal up to rounding: together as one batch, or on a CPU side by side in a "
+        "thread each, both with twice the activations; auto: side-by-side where clearly faster at first, or in-turn",
         on_resume=True,
     )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")

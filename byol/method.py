@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from byol import networks, objectives
 from byol.config import Network, Objective
+
+if TYPE_CHECKING:
+    from byol.parallel.lanes import Lanes
 
 
 class Order(NamedTuple):
@@ -72,6 +75,7 @@ class Method(nn.Module):
         self.target_mode = target_mode
         self.objective = objective
         self.together = False  # both views pass the networks as one batch; set by `pass_together`
+        self.lanes: Lanes | None = None  # a thread a view; set by `pass_side_by_side`
 
     def orders(
         self,
@@ -86,9 +90,12 @@ class Method(nn.Module):
 
         A caller that runs the backward pass of one group before it asks for the next holds the activations of one view
         at a time. Each view passes the networks alone, so that each has its own batch statistics; the target is in
-        training mode too. `together` both pass at once, and batch norms tell them apart.
+        training mode too. `together` both pass at once, and batch norms tell them apart; in `lanes` each has a thread.
         """
         engine = engine or Engine(self)
+        if self.lanes is not None:
+            yield from self._side_by_side(self.lanes, view1, view2, autocast)
+            return
         if self.together:
             views = torch.cat([view1, view2])
             with autocast(), torch.no_grad():
@@ -111,6 +118,31 @@ class Method(nn.Module):
         with autocast(), nullcontext() if last else engine.waiting():
             second = engine.method(view2, targets[0], targets[1])
         yield second
+
+    def _side_by_side(
+        self, lanes: Lanes, view1: Tensor, view2: Tensor, autocast: Callable[[], AbstractContextManager[Any]]
+    ) -> Iterator[tuple[Order, ...]]:
+        """Both orders at once; when the caller has the gradients of the projections, the views pass back side by side.
+
+        The predictions are made from projections without a graph, which is where the two threads part.
+        """
+        passed = lanes.forward((view1, view2), autocast)
+        projections = [view.projection.detach().requires_grad_() for view in passed]
+        stopped = self.target_mode == "stop-gradient"
+        own = [z.detach() if stopped else z for z in projections]
+        target1, target2 = (z if view.target is None else view.target for view, z in zip(passed, own, strict=True))
+        with autocast():
+            prediction1 = self.predict(projections[0], target2)
+        with autocast():
+            prediction2 = self.predict(projections[1], target1)
+        yield (
+            Order(prediction1, target2, target1, passed[0].representation),
+            Order(prediction2, target1, target2, passed[1].representation),
+        )
+        gradients = [z.grad for z in projections if z.grad is not None]
+        if gradients:  # a caller that only looks has none
+            lanes.backward([view.projection for view in passed], gradients)
+        lanes.remember()
 
     def forward(self, view: Tensor, other: Tensor | None = None, own: Tensor | None = None) -> tuple[Order, ...]:
         """What is differentiated together: one order, of a view and the targets of the other view and its own; or,
@@ -198,6 +230,14 @@ def pass_together(method: Method) -> Method:
 
     norms.by_view(method)
     method.together = True
+    return method
+
+
+def pass_side_by_side(method: Method, threads: int) -> Method:
+    """Each view has a thread of its own from here on, whose operations `threads` share; equal up to rounding."""
+    from byol.parallel.lanes import Lanes  # loaded where it is needed
+
+    method.lanes = Lanes(method.online, method.target, threads)
     return method
 
 

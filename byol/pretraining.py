@@ -25,7 +25,7 @@ from byol.errors import BadData, ByolError, DiskError, Diverged, Interrupted, Lo
 from byol.parallel import collectives, processes
 from byol.run import files, monitor, planning, signals
 from byol.run.directory import DIVERGED, Request, Setup, open_run
-from byol.run.machine import alone, give_back
+from byol.run.machine import SIDE_BY_SIDE, TOGETHER, alone, give_back
 from byol.run.progress import bar, say, silent
 from byol.run.record import Verdict
 from byol.run.verdict import best_look, judge, tell_best
@@ -189,8 +189,8 @@ def build(setup: Setup) -> State:
         from byol.parallel import norms
 
         cuda = setup.machine.device.type == "cuda"
-        norms.synchronize(model, config.network.norm_group, cuda, config.run.views_together)
-    if config.run.views_together:
+        norms.synchronize(model, config.network.norm_group, cuda, setup.machine.passes == TOGETHER)
+    if setup.machine.passes == TOGETHER:
         method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
@@ -202,6 +202,8 @@ def build(setup: Setup) -> State:
         from byol.parallel import engines  # not when one process trains alone
 
         optimizer, setup.whole = engines.shard(model, optimizer, config, setup.machine)
+    if setup.machine.passes == SIDE_BY_SIDE:
+        method.pass_side_by_side(model, setup.machine.at_a_time)
     if config.run.compile:
         for branch in filter(None, (model.online, model.target)):
             networks.use_compile(branch.encoder)

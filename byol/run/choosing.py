@@ -50,7 +50,7 @@ def choose(
     given = values.suited(weights.settings, images.fields.get("network.channels", 3))
     config, reasons = presets.compose(asked.preset, overrides, kept, record.NAME, seen, given)
     config = apply(config, images.fields, "images")
-    place = _machine(stored, before) if stored else machine.choose(config)
+    place = _machine(stored, config) if stored else machine.choose(config)
     return config, [*images.reasons, *reasons], place, source
 
 
@@ -67,4 +67,6 @@ def _config(out: Path, stored: RunRecord) -> Config:
 def _machine(stored: RunRecord, config: Config) -> Machine:
     """As it began; among another number of processes its threads are counted anew, as nothing is bit-exact then."""
     here = machine.choose(apply(config, {"run.device": stored.machine.device_name}))  # unless the device is not here
-    return stored.machine if stored.processes == processes.world() else replace(stored.machine, threads=here.threads)
+    if stored.processes != processes.world():
+        return replace(stored.machine, threads=here.threads, passes=here.passes)
+    return stored.machine if config.run.passes == "auto" else replace(stored.machine, passes=here.passes)

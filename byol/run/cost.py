@@ -55,6 +55,10 @@ class Memory(NamedTuple):
         """All of it, with this many images a pass."""
         return self.weights + self.an_image * images
 
+    def of_both_views(self) -> Memory:
+        """With the activations of two views at a time."""
+        return self._replace(an_image=2 * self.an_image)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -113,7 +117,7 @@ def on_paper(config: Config, classes: int = 0) -> method.Method:
     """The method of a config with shapes but without memory or numbers."""
     with torch.device("meta"):
         made = method.build(config.network, classes, config.objective, config.data.resolution)
-    return method.pass_together(made) if config.run.views_together else made
+    return method.pass_together(made) if config.run.passes == "together" else made
 
 
 def _blank_view(config: Config) -> Tensor:
@@ -186,6 +190,8 @@ def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pac
     The middle one of several times counts: on a busy machine one may be many times as long as the next. The weights and
     the target stay as they are; the batch statistics change, so `model` is a copy.
     """
+    if place.passes == machine.SIDE_BY_SIDE:
+        method.pass_side_by_side(model, place.at_a_time)
     size = config.data.resolution
     count = max(2, min(most, TIMED_PIXELS // size**2))
     view = place.images(torch.rand(count, config.network.channels, size, size), config)
@@ -249,7 +255,7 @@ def _exchange(model: method.Method, config: Config, devices: int) -> tuple[float
         m.num_features for part in (model.online, model.predictor) for m in part.modules() if isinstance(m, _BatchNorm)
     ]
     views = 2 * config.optim.accumulate
-    passes = views // 2 if config.run.views_together else views
+    passes = views // 2 if config.run.passes == "together" else views
     statistics = 0.0 if group == 1 else views * 8.0 * (sum(channels) * (group - 1) + 2 * sum(learned))
     count = 0 if group == 1 else passes * (len(channels) + len(learned))
     return 2 * gradients * (devices - 1) / devices + statistics, count + math.ceil(gradients / 25e6) + 1
@@ -267,7 +273,7 @@ def here(config: Config, devices: int = 1) -> Device:
         place, crowd = replace(place, threads=threads), max(1.0, devices * threads / cores)
     machine.use(place)
     model = method.build(config.network, 0, config.objective, config.data.resolution).to(**place.placement(config))
-    if config.run.views_together:
+    if config.run.passes == "together":
         method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)

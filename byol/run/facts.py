@@ -6,6 +6,7 @@ not stay in memory are decoded meanwhile, by other processes.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from byol.config import Config, apply
 from byol.crops import scale_of, shrink
 from byol.kinds import Look, recognized, suffixes_of
 from byol.presets import Facts
-from byol.run import cost, machine
+from byol.run import cost, machine, ways
 
 TIMED_IMAGES = 16
 FLAT_RANGE = 0.05  # of an image's range: what is next to its lowest value
@@ -78,7 +79,11 @@ def seconds_an_image(sample: Sequence[Tensor], config: Config, settled: Mapping[
     machine.use(place)
     with torch.random.fork_rng():
         model = method.build(config.network, objective=config.objective).to(**place.placement(config))
-        step = cost.pace(model, config, place, config.optim.batch).seconds
+        step = cost.pace(copy.deepcopy(model), config, place, config.optim.batch).seconds
+        for beside in ways.side_by_side(model, config, place):
+            machine.use(beside)
+            step = min(step, cost.pace(model, config, beside, config.optim.batch).seconds)
+            machine.use(place)
     cut = seconds_of_views(sample, config)
     return step + cut if place.device.type == "cpu" else max(step, cut)
 

@@ -33,6 +33,7 @@ MOST_AT_ONCE = 256
 # Where Linux says how much memory the processes of a container may have, in its second and its first version.
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _training = threading.Lock()  # held by the thread that trains
+PASSES = IN_TURN, TOGETHER, SIDE_BY_SIDE = "in-turn", "together", "side-by-side"
 DTYPES = {"bf16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -43,6 +44,13 @@ class Machine:
     device_name: str
     precision: str
     threads: int
+    passes: str = IN_TURN  # how the two views pass the networks
+
+    @property
+    def at_a_time(self) -> int:
+        """Threads that share an operation. Side by side, those of the process itself too: they would go on waiting for
+        its next operation on the cores that the views need."""
+        return max(1, self.threads // 2) if self.passes == SIDE_BY_SIDE else self.threads
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +58,8 @@ class Machine:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 for convolutions and matrix products; weights, statistics and losses stay float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        on, alone = self.precision == "bf16", self.passes != SIDE_BY_SIDE
+        return torch.autocast(self.device.type, torch.bfloat16, on, cache_enabled=alone)  # threads share the cache
 
     def placement(self, config: Config) -> dict[str, Any]:
         """Arguments of `Module.to`."""
@@ -109,13 +118,7 @@ def alone() -> Iterator[None]:
 
 def choose(config: Config) -> Machine:
     """Resolves every `auto`; a device that is not there is the user's mistake."""
-    device = config.run.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    elif (device == "cuda" and not torch.cuda.is_available()) or (
-        device == "mps" and not torch.backends.mps.is_available()
-    ):
-        raise UsageError(f"run.device is {device}, but torch sees none here. Use --run.device cpu or auto.")
+    device = _device(config.run.device)
     precision = config.run.precision
     if precision == "auto":
         precision = "bf16" if fast_bf16(device) else "float32"
@@ -123,7 +126,20 @@ def choose(config: Config) -> Machine:
         raise UsageError("run.precision bf16 would end this process: the CPU claims AMX but refuses it. Use float32.")
     if precision == "float64" and device == "mps":
         raise UsageError("run.precision float64 does not exist on mps. Use float32.")
-    return Machine(device, precision, config.run.threads or torch.get_num_threads())
+    passes = IN_TURN if config.run.passes == "auto" else config.run.passes
+    if passes == SIDE_BY_SIDE and device != "cpu":
+        raise UsageError(f"run.passes {passes} is for threads of a CPU, and run.device is {device}. Use auto.")
+    return Machine(device, precision, config.run.threads or torch.get_num_threads(), passes)
+
+
+def _device(asked: str) -> str:
+    """The one that is asked for, or the best that torch sees."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if asked == "auto":
+        return next(name for name, found in there.items() if found)
+    if not there[asked]:
+        raise UsageError(f"run.device is {asked}, but torch sees none here. Use --run.device cpu or auto.")
+    return asked
 
 
 def fast_bf16(device: str) -> bool:
@@ -176,11 +192,12 @@ def use(place: Machine, deterministic: bool = False) -> None:
 
     Sums are split by threads, so their last bits depend on the number.
     """
-    if torch.get_num_threads() != place.threads:
-        torch.set_num_threads(place.threads)
-    if torch.get_num_threads() != place.threads:
+    wanted = place.at_a_time
+    if torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
+    if torch.get_num_threads() != wanted:
         found = torch.get_num_threads()
-        say(f"Only {found} of {place.threads} threads can be had here: the last bits of results will differ.")
+        say(f"Only {found} of {wanted} threads can be had here: the last bits of results will differ.")
     _use_deterministic(deterministic)
     if place.precision == "bf16" and place.device.type == "cpu" and not bf16_survives():
         raise UsageError("This run began at bf16, which would end this process: the CPU claims AMX but refuses it.")

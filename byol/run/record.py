@@ -20,7 +20,7 @@ from byol.config import Config, Plan, apply
 from byol.errors import DiskError, OutputBusy, UsageError
 from byol.presets import Reason
 from byol.run.files import read_json, write_json
-from byol.run.machine import DTYPES, Machine
+from byol.run.machine import DTYPES, PASSES, Machine
 
 T = TypeVar("T")
 FORMAT = 2  # of run.json
@@ -163,7 +163,7 @@ def read_run(out: Path) -> RunRecord:
         low, high = RANGES.get(name, (0, MOST))
         if not low <= figure <= high:
             raise DiskError(f"{path} is damaged or is not ours: {name} cannot be {figure!r:.40}.")
-    for name, choices in (("device_name", DEVICES), ("precision", DTYPES)):
+    for name, choices in (("device_name", DEVICES), ("precision", DTYPES), ("passes", PASSES)):
         if getattr(run.machine, name) not in choices:
             raise DiskError(f"{path} is damaged or is not ours: machine.{name} is none of {', '.join(choices)}.")
     return run

@@ -127,7 +127,7 @@ def other(value: Any, kind: Any, metadata: Any) -> Any:
 FREE = {
     *("data.workers", "data.prefetch", "data.cache", "data.cache_gb", "data.bands", "optim.epochs"),
     *("run.checkpoint_seconds", "run.checkpoint_steps", "run.keep", "run.log_every", "run.log"),
-    *("run.recompute", "run.shard", "run.timeout", "run.views_together"),
+    *("run.recompute", "run.shard", "run.timeout", "run.passes"),
 }
 
 

@@ -79,9 +79,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             out = place / f"{world}x{passes}"
             jobs[out.name] = {"world": world, "command": command(out, twenty | {"optim.accumulate": passes})}
     for passes in (1, 2):
-        asked = command(
-            place / f"together x{passes}", twenty | {"optim.accumulate": passes, "run.views_together": True}
-        )
+        asked = command(place / f"together x{passes}", twenty | {"optim.accumulate": passes, "run.passes": "together"})
         jobs[f"together x{passes}"] = {"world": 2, "command": asked}
     jobs["whole"] = {"world": 2, "command": command(place / "whole", twelve)}
     for name, mischief, rank in (

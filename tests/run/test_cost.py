@@ -211,7 +211,7 @@ def test_both_plans_agree_on_the_same_run(
 def test_views_together_are_planned() -> None:
     """Breaks if the plan forgets the second view's activations, or counts exchanges of statistics for each view."""
     config = apply(presets.cifar10_cpu(), TINY | {"optim.batch": 64})
-    apart, together = (cost.cost(apply(config, {"run.views_together": on}), TPU, 2) for on in (False, True))
+    apart, together = (cost.cost(apply(config, {"run.passes": how}), TPU, 2) for how in ("in-turn", "together"))
     assert 1.9 < together.activations / apart.activations < 2.1
     assert together.traffic == apart.traffic
     assert together.flops == apart.flops

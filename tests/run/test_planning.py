@@ -59,14 +59,18 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+BESIDE = 0  # where a number of threads is meant: two, with the views side by side
+
+
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], share: float = 1.0) -> list[int]:
     """Times of a step by the number of threads, as on a machine of that kind; returns the threads that were timed."""
     seen: list[int] = []
 
     def pace(model: Method, config: Config, place: Machine, most: int) -> Pace:
-        seen.append(torch.get_num_threads())
-        assert seen[-1] == place.threads
-        return Pace(seconds[place.threads], share)
+        beside = place.passes == "side-by-side"
+        seen.append(BESIDE if beside else place.threads)
+        assert torch.get_num_threads() == (1 if beside else place.threads)
+        return Pace(seconds[seen[-1]], share)
 
     monkeypatch.setattr(cost, "pace", pace)
     return seen
@@ -83,7 +87,7 @@ def test_one_thread_where_it_is_faster_and_ever_after(
     """Breaks if threads are not timed, the slower number is taken, it is not stored, or a run that goes on is timed
     again, whose bits would change."""
     asked = tiny | {"run.threads": 0, "optim.epochs": 1}
-    assert timed(monkeypatch, {1: 4.0, 2: 9.0}, share=0.5) == []
+    assert timed(monkeypatch, {1: 4.0, 2: 9.0, BESIDE: 8.0}, share=0.5) == []
     byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
     said = capsys.readouterr().err
     for text in ("1 thread,", "busy with other programs", "took 50%"):
@@ -101,11 +105,15 @@ def test_one_thread_where_it_is_faster_and_ever_after(
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds", "timed_with"),
+    ("changes", "seconds", "timed_with", "passes"),
     [
-        ({}, {1: 90.0, 2: 40.0}, [2, 1]),  # all threads are faster
-        ({"run.threads": 2}, {1: 40.0, 2: 90.0}, [2]),  # the number is given
-        ({}, {1: 0.1, 2: 0.2}, [2]),  # the run is over before it matters
+        ({}, {1: 90.0, 2: 40.0, BESIDE: 41.0}, [2, 1, BESIDE], "in-turn"),  # all threads are faster
+        ({}, {1: 90.0, 2: 40.0, BESIDE: 30.0}, [2, 1, BESIDE], "side-by-side"),
+        ({"run.threads": 2}, {1: 40.0, 2: 90.0, BESIDE: 90.0}, [2, BESIDE], "in-turn"),  # the number is given
+        ({"run.passes": "in-turn"}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),  # so is the way
+        ({"run.compile": True}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),
+        ({"run.recompute": True}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),  # memory is short
+        ({}, {1: 0.1, 2: 0.2}, [2], "in-turn"),  # the run is over before it matters
     ],
 )
 def test_all_threads_otherwise(
@@ -117,19 +125,21 @@ def test_all_threads_otherwise(
     changes: dict[str, Any],
     seconds: dict[int, float],
     timed_with: list[int],
+    passes: str,
 ) -> None:
-    """Breaks if one thread is taken where all are faster or were asked for, or a short run is timed twice."""
+    """Breaks if one thread, or one for each view, is taken where all are faster or were asked for, or a short run is
+    timed twice."""
     seen, taken = timed(monkeypatch, seconds), []
 
     def stop(setup: Setup, *_: object) -> None:
-        taken.append(setup.machine.threads)
+        taken.append((setup.machine.threads, setup.machine.passes))
         raise UsageError("enough is known")
 
     monkeypatch.setattr(planning, "plan_lines", stop)
     asked = tiny | {"run.threads": 0, "optim.epochs": 0.4} | changes
     with pytest.raises(UsageError, match="enough"):
         byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
-    assert (seen, taken) == (timed_with, [2])
+    assert (seen, taken) == (timed_with, [(2, passes)])
 
 
 @pytest.mark.parametrize(
