@@ -55,7 +55,7 @@ PLAIN: dict[str, Any] = {  # BYOL alone, which cifar10-cpu departs from
 }
 FAST: dict[str, Any] = {  # the fastest recipe so far, as `byol.presets.fast` has it
     "network.zero_init_last": True,
-    "objective.name": "info-nce",
+    "objective.name": "simclr-to-byol",
     "objective.fade": 0.7,
     "optim.optimizer": "adamw",
     "optim.lr": 0.004,

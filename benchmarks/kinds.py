@@ -35,7 +35,7 @@ from byol.run.record import commit
 RECORD = Path("results/kinds.json")
 CHANNELS = {"grey": 1, "bands": 7}
 TRIED = {"grey": ("", "grey"), "bands": ("", "grey", "satellite")}  # the kinds whose views are taken; "": photographs
-BATCH = 128
+BATCH, OBJECTIVE = 128, FAST["objective.name"]
 SETTINGS: dict[str, Any] = {
     "data.resolution": 16,
     **FAST,
@@ -82,7 +82,7 @@ def tried(name: str, kind: str, seed: int, steps: int, work: Path) -> dict[str, 
     run = pretrain(work / name / "train", out, "cifar10-cpu", SETTINGS | settings | epochs | {"run.seed": seed})
     encoder = open_encoder(out, {"data.workers": 0})
     return {
-        **{"images": name, "views": kind or "photo", "seed": seed, "steps": run.plan.steps},
+        **{"images": name, "views": kind or "photo", "seed": seed, "steps": run.plan.steps, "objective": OBJECTIVE},
         "trained": scores(encoder, work / name),
         "untrained": scores(random_encoder(encoder, seed), work / name),
         "verdict": run.verdict.word,
@@ -102,7 +102,7 @@ def main() -> None:
     if not (asked.work / "bands").exists():
         written(asked.cifar, asked.work)
     found = read_json(RECORD)["runs"] if RECORD.exists() else []
-    done = {(run["images"], run["views"], run["seed"], run["steps"]) for run in found}
+    done = {(run["images"], run["views"], run["seed"], run["steps"]) for run in found if run["objective"] == OBJECTIVE}
     for seed in asked.seeds:
         for name, each in TRIED.items():
             for kind in (kind for kind in each if kind in asked.views):

@@ -152,7 +152,8 @@ def update(
         measured = []
         for number, (view1, view2, labels) in enumerate(passes, 1):
             terms, representations = [], []
-            for orders in method.orders(view1, view2, machine.autocast, engine, last=number == engine.passes):
+            last = number == engine.passes
+            for orders in method.orders(view1, view2, machine.autocast, engine, last, beta):
                 loss = method.loss(orders, beta)
                 loss.backward()  # frees this view's activations before the other view's are computed
                 terms.append(loss.detach())

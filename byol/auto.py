@@ -120,7 +120,8 @@ def _planned(choices: Choices, shape: Shape) -> Config:
     views, _ = views_of_kind(facts.kind, small_views() if resolution <= 64 else Views(), facts.channels)
     run = Runtime(device=choices.get("run.device", "auto"), precision=choices.get("run.precision", "auto"))
     config = fast(Config(data=data, views=views, network=network, optim=optim, run=run))
-    if choices.get("objective.name", "info-nce") != "info-nce" or choices.get("objective.normalization", "l2") != "l2":
+    usual = config.objective.name
+    if choices.get("objective.name", usual) != usual or choices.get("objective.normalization", "l2") != "l2":
         config = replace(config, objective=Objective())
     if choices.get("optim.optimizer", "adamw") != "adamw":  # whose rates are others; those of cifar10-cpu
         config = replace(config, optim=replace(config.optim, lr=0.4, trust_coefficient=0.005, predictor_lr=10.0))
@@ -161,7 +162,7 @@ def _explained(choices: Choices, config: Config, timing: Timing) -> tuple[Config
     decay = min(0.996, max(0.97, 1 - 100 * batch / max(epochs * facts.images, 1e-9)))
     choices.say("optim.tau", round(decay, 4), "the target's memory is about a hundredth of the run")
     if config.objective.fade:
-        why = "negatives keep the rank in the first steps and fade, so that the run ends as BYOL"
+        why = "the run begins as SimCLR, whose negatives keep images apart at once, and ends as BYOL"
         choices.say("objective.fade", config.objective.fade, why)
     tau = choices.get("optim.tau", round(decay, 4))
     optim = replace(config.optim, epochs=epochs, warmup_epochs=epochs / 20, tau=tau)

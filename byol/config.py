@@ -200,16 +200,19 @@ class Network:
 class Objective:
     """What is minimized; defaults are the paper's loss (section 3.1), its relatives are in appendix F."""
 
-    name: str = option("byol", "byol (regression of the target) or info-nce (with negative examples)")
+    name: str = option("byol", "byol (regression of the target), info-nce (with negatives), simclr-to-byol (in turn)")
     normalization: Literal["l2", "layer", "batch", "none"] = option(
-        "l2", "of predictions and targets before they are compared (appendix F.6); info-nce: l2 only"
+        "l2", "of predictions and targets before they are compared (appendix F.6); l2 where there are negatives"
     )
-    temperature: float = option(0.1, "alpha of info-nce", low=1e-3, high=1000)
-    beta: float = option(1.0, "weight of info-nce's negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
-    fade: float = option(0.0, "share of the run in which info-nce's beta falls to 0; 0: it stays", low=0, high=1)
-    scale: float = option(
-        1.0, "multiplies the loss; under lars only biases and normalization notice (appendix F.5)", low=1e-6, high=1e40
-    )
+    temperature: float = option(0.1, "alpha of info-nce and simclr-to-byol", low=1e-3, high=1000)
+    beta: float = option(1.0, "weight of negative examples: 1 is SimCLR's, 0 BYOL's", low=0, high=1)
+    fade: float = option(0.0, "share of the run in which beta falls to 0; 0: it stays", low=0, high=1)
+    scale: float = option(1.0, "of the loss; under lars only biases and norms notice (F.5)", low=1e-6, high=1e40)
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether the loss has negative examples, of weight beta."""
+        return self.name in ("info-nce", "simclr-to-byol")
 
 
 @dataclass(frozen=True)
@@ -259,9 +262,7 @@ class Runtime:
     checkpoint_steps: int = option(0, "also save every so many steps; 0: by time only", low=0, high=1e9, on_resume=True)
     keep: int = option(2, "checkpoints kept", low=1, high=1e6, on_resume=True)
     log_every: int = option(10, "steps between lines of metrics.jsonl", low=1, high=1e9, on_resume=True)
-    monitor_epochs: float = option(
-        0.0, "epochs between looks at the representation; 0: twenty looks a run", low=0, high=1e9
-    )
+    monitor_epochs: float = option(0.0, "epochs between looks at the network; 0: twenty a run", low=0, high=1e9)
     monitor_images: int = option(1000, "images the monitor looks at", low=16, high=1e6)
     on_collapse: Literal["warn", "stop"] = option("warn", "what to do when the monitor calls a run collapsing")
     on_nan: Literal["stop", "skip"] = option(
@@ -285,9 +286,7 @@ class Runtime:
     )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")
     budget: str = option("", "time for which the preset auto plans the run, such as 90s, 15m or 2h")
-    timeout: float = option(
-        60.0, "seconds after which a process that does not answer ends the job", low=1, high=1e6, on_resume=True
-    )
+    timeout: float = option(60.0, "seconds that a process may not answer", low=1, high=1e6, on_resume=True)
     log: str = option("", "loggers to tell as well, joined by commas: tensorboard, wandb, mlflow", on_resume=True)
 
 

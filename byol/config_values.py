@@ -105,10 +105,10 @@ def check_together(config: Config, origin: str) -> None:
         )
     if config.optim.batch == config.optim.accumulate:
         raise UsageError(f"{origin}: batch normalization needs two images a pass: optim.batch / optim.accumulate is 1.")
-    if config.objective.name == "info-nce" and config.objective.normalization != "l2":
+    if config.objective.contrasts and config.objective.normalization != "l2":
         raise UsageError(
             f"{origin}: objective.normalization {config.objective.normalization} is for the objective byol; "
-            "info-nce compares by the cosine, which is l2."
+            f"{config.objective.name} compares by the cosine, which is l2."
         )
     for name, set_too in (("optim.head_epochs", config.optim.head_epochs > 0), ("run.compile", config.run.compile)):
         if config.run.shard and set_too:

@@ -24,6 +24,7 @@ class Order(NamedTuple):
     target: Tensor
     own: Tensor  # the target's projection of the view that the prediction is made from
     representation: Tensor
+    projection: Tensor  # that the prediction is made from
 
 
 class Engine(NamedTuple):
@@ -84,9 +85,10 @@ class Method(nn.Module):
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         engine: Engine | None = None,
         last: bool = True,
+        beta: float | None = None,
     ) -> Iterator[tuple[Order, ...]]:
         """Both orders of the views, in groups that share a gradient graph: one order after the other when there is a
-        target network, both at once when the online network is its own target.
+        target network, both at once when the online network is its own target or the loss compares its projections.
 
         A caller that runs the backward pass of one group before it asks for the next holds the activations of one view
         at a time. Each view passes the networks alone, so that each has its own batch statistics; the target is in
@@ -96,27 +98,21 @@ class Method(nn.Module):
         if self.lanes is not None:
             yield from self._side_by_side(self.lanes, view1, view2, autocast)
             return
-        if self.together:
-            views = torch.cat([view1, view2])
-            with autocast(), torch.no_grad():
-                targets = () if self.target is None else self.target(views)[1].chunk(2)
-            with autocast(), nullcontext() if last else engine.waiting():
-                both = engine.method(views, *targets)
-            yield both
-            return
-        if self.target is None:
-            with autocast(), nullcontext() if last else engine.waiting():
-                both = engine.method(view1, view2)
-            yield both
-            return
+        views = (torch.cat([view1, view2]),) if self.together else (view1, view2)
         with autocast(), torch.no_grad():
-            targets = self.target(view1)[1], self.target(view2)[1]
+            targets = () if self.target is None else tuple(self.target(view)[1] for view in views)
+        if self.together or self.target is None or objectives.between(self._objective(beta)):
+            targets = targets[0].chunk(2) if self.together and targets else targets
+            with autocast(), nullcontext() if last else engine.waiting():
+                both = engine.method(views, targets)
+            yield both
+            return
         with autocast(), engine.waiting():
-            first = engine.method(view1, targets[1], targets[0])
+            first = engine.method((view1,), targets)
         yield first
         del first
         with autocast(), nullcontext() if last else engine.waiting():
-            second = engine.method(view2, targets[0], targets[1])
+            second = engine.method((view2,), targets[::-1])
         yield second
 
     def _side_by_side(
@@ -136,54 +132,49 @@ class Method(nn.Module):
         with autocast():
             prediction2 = self.predict(projections[1], target1)
         yield (
-            Order(prediction1, target2, target1, passed[0].representation),
-            Order(prediction2, target1, target2, passed[1].representation),
+            Order(prediction1, target2, target1, passed[0].representation, projections[0]),
+            Order(prediction2, target1, target2, passed[1].representation, projections[1]),
         )
         gradients = [z.grad for z in projections if z.grad is not None]
         if gradients:  # a caller that only looks has none
             lanes.backward([view.projection for view in passed], gradients)
         lanes.remember()
 
-    def forward(self, view: Tensor, other: Tensor | None = None, own: Tensor | None = None) -> tuple[Order, ...]:
-        """What is differentiated together: one order, of a view and the targets of the other view and its own; or,
-        when the online network is its own target, both orders of two views. `together`: both orders, of a batch of both
-        views and the targets of each."""
+    def forward(self, views: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Order, ...]:
+        """What is differentiated together: the order of one view, with the targets of that view and of the other, or
+        both orders of two views, with both targets, or none where the online network is its own target. `together` the
+        two views are one batch."""
+        if len(views) == 1 and not self.together:
+            own, other = targets
+            representation, projection = self.online(views[0])
+            return (Order(self.predict(projection, other), other, own, representation, projection),)
         if self.together:
-            return self._both(view, () if other is None or own is None else (other, own))
-        assert other is not None
-        if self.target is None:
-            return self._own_target(view, other)
-        assert own is not None
-        representation, projection = self.online(view)
-        return (Order(self.predict(projection, other), other, own, representation),)
-
-    def _both(self, views: Tensor, targets: tuple[Tensor, ...]) -> tuple[Order, Order]:
-        representation, projection = self.online(views)
-        stopped = projection.detach() if self.target_mode == "stop-gradient" else projection
-        target1, target2 = targets or stopped.chunk(2)
-        prediction1, prediction2 = self.predict_both(projection, target1, target2)
-        representation1, representation2 = representation.chunk(2)
-        return (
-            Order(prediction1, target2, target1, representation1),
-            Order(prediction2, target1, target2, representation2),
-        )
-
-    def _own_target(self, view1: Tensor, view2: Tensor) -> tuple[Order, Order]:
-        (representation1, projection1), (representation2, projection2) = self.online(view1), self.online(view2)
+            representations, projections = (both.chunk(2) for both in self.online(views[0]))
+        else:
+            representations, projections = zip(*map(self.online, views), strict=True)
         stopped = self.target_mode == "stop-gradient"
-        target1, target2 = (z.detach() if stopped else z for z in (projection1, projection2))
+        target1, target2 = targets or tuple(z.detach() if stopped else z for z in projections)
+        prediction1, prediction2 = self.predict_both(projections, target1, target2)
         return (
-            Order(self.predict(projection1, target2), target2, target1, representation1),
-            Order(self.predict(projection2, target1), target1, target2, representation2),
+            Order(prediction1, target2, target1, representations[0], projections[0]),
+            Order(prediction2, target1, target2, representations[1], projections[1]),
         )
+
+    def _objective(self, beta: float | None) -> Objective:
+        return self.objective if beta is None else replace(self.objective, beta=beta)
 
     def loss(self, orders: Iterable[Order], beta: float | None = None) -> Tensor:
         """The objective summed over the given orders; summed over both orders it is symmetric in the views.
 
         `beta` is the weight of negative examples in this step; the config's when left out.
         """
-        objective = objectives.build(self.objective if beta is None else replace(self.objective, beta=beta))
-        return torch.stack([objective(o.prediction, o.target, o.own) for o in orders]).sum()
+        config, orders = self._objective(beta), tuple(orders)
+        objective, between = objectives.build(config), objectives.between(config)
+        terms = [objective(o.prediction, o.target, o.own) for o in orders]
+        if between:
+            first, second = orders
+            terms.append(between(first.projection, second.projection))
+        return torch.stack(terms).sum()
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
         """The predictor's output; only the closed-form predictor, which is fitted to the target, looks at it."""
@@ -191,13 +182,12 @@ class Method(nn.Module):
         prediction: Tensor = self.predictor(projection, target) if solved else self.predictor(projection)
         return prediction
 
-    def predict_both(self, projection: Tensor, target1: Tensor, target2: Tensor) -> tuple[Tensor, ...]:
-        """From both views as one batch, each prediction for the other view's target."""
-        if isinstance(self.predictor, networks.OptimalLinear):  # solved for each order
-            projection1, projection2 = projection.chunk(2)
-            return self.predict(projection1, target2), self.predict(projection2, target1)
-        both: Tensor = self.predictor(projection)
-        return both.chunk(2)
+    def predict_both(self, projections: tuple[Tensor, ...], target1: Tensor, target2: Tensor) -> tuple[Tensor, ...]:
+        """Each view's prediction of the other's target; `together` in one pass, unless the predictor is solved for."""
+        if self.together and not isinstance(self.predictor, networks.OptimalLinear):
+            both: Tensor = self.predictor(torch.cat(projections))
+            return both.chunk(2)
+        return self.predict(projections[0], target2), self.predict(projections[1], target1)
 
     def probe(self, representation: Tensor) -> Tensor:
         """Class logits of the linear classifier; no gradient reaches the representation."""

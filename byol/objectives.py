@@ -18,6 +18,7 @@ from byol.errors import UsageError, nearest
 from byol.parallel import collectives, processes
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Between = Callable[[Tensor, Tensor], Tensor]
 
 
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -53,6 +54,13 @@ def info_nce(phi: Tensor, psi: Tensor, own: Tensor, *, temperature: float, beta:
     across = phi @ other.T  # S(v_i, v'_j), all j
     dispersion = torch.logsumexp(torch.cat([within, across], 1) / temperature, 1).mean()
     return 2 * temperature * beta * dispersion - agreement
+
+
+def simclr(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
+    """The paper's SimCLR (section 5): InfoNCE between the online projections of two views, no predictor, no target, in
+    both orders: (B, D) each → scalar, 2α times the SimCLR loss."""
+    how = {"temperature": temperature, "beta": 1.0}
+    return info_nce(first, second, first, **how) + info_nce(second, first, second, **how)
 
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
@@ -105,7 +113,18 @@ def build(config: Objective) -> Loss:
     return lambda phi, psi, own: config.scale * objective(phi, psi, own, config)
 
 
+def between(config: Objective) -> Between | None:
+    """What a config adds for the online projections of both views, unseen by a loss of one order, if anything."""
+    if config.name not in BETWEEN or not config.beta:
+        return None
+    return lambda first, second: config.scale * BETWEEN[config.name](first, second, config)
+
+
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Objective], Tensor]] = {
     "byol": lambda phi, psi, own, c: regression(phi, psi, own, normalization=c.normalization),
     "info-nce": lambda phi, psi, own, c: info_nce(phi, psi, own, temperature=c.temperature, beta=c.beta),
+    "simclr-to-byol": lambda phi, psi, own, c: (1 - c.beta) * regression(phi, psi, own),
+}
+BETWEEN: dict[str, Callable[[Tensor, Tensor, Objective], Tensor]] = {
+    "simclr-to-byol": lambda z1, z2, c: c.beta * simclr(z1, z2, temperature=c.temperature),
 }

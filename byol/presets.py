@@ -136,14 +136,14 @@ def cifar10_cpu() -> Config:
 
     A larger trust coefficient with a smaller rate than cifar10: weights move about as far, while biases and batch
     norm, which see the rate itself, move less. A faster predictor stays near its optimum when steps are few, which
-    keeps the rank of the projections up (paper, appendix I). Negatives that fade and blocks that begin as the identity,
-    as in `fast` below, are worth nine points of kNN after four minutes of one core (results/fast-recipes.json).
+    keeps the rank of the projections up (paper, appendix I). The loss begins as SimCLR's and ends as BYOL's, and blocks
+    begin as the identity, as in `fast` below.
     """
     base = cifar10()
     return replace(
         base,
         network=replace(base.network, width=0.25, zero_init_last=True, projector_hidden=1024, predictor_hidden=1024),
-        objective=Objective(name="info-nce", fade=0.7),
+        objective=Objective(name="simclr-to-byol", fade=0.7),
         optim=replace(
             base.optim,
             epochs=20,
@@ -160,13 +160,14 @@ def cifar10_cpu() -> Config:
 def fast(config: Config) -> Config:
     """A config with the recipe that learned fastest where compute is small (results/fast-recipes.json).
 
-    Negatives keep images apart in the first steps, in which BYOL alone loses the rank of its representation, and fade
-    out over the first 70 % of the run, which ends as BYOL. Blocks begin as the identity. AdamW in place of LARS.
+    The run begins as SimCLR, whose negatives keep images apart in the first steps, in which BYOL alone loses the rank of
+    its representation; over the first 70 % of the run the loss becomes BYOL's. Blocks begin as the identity. AdamW in
+    place of LARS.
     """
     return replace(
         config,
         network=replace(config.network, zero_init_last=True),
-        objective=Objective(name="info-nce", fade=0.7),
+        objective=Objective(name="simclr-to-byol", fade=0.7),
         optim=replace(config.optim, optimizer="adamw", lr=0.004, predictor_lr=1.0, trust_coefficient=1e-3),
     )
 

@@ -43,6 +43,6 @@ def tau(step: int, config: Config, plan: Plan) -> float:
 def beta(step: int, config: Config, plan: Plan) -> float:
     """Of a step of a run: the weight of negative examples, of which the paper's loss has none."""
     objective = config.objective
-    if objective.name != "info-nce":
+    if not objective.contrasts:
         return 0.0
     return fading(step, base=objective.beta, share=objective.fade, total_steps=plan.steps)

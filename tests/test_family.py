@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simclr with a predictor": NEGATIVES | NO_TARGET,
     "byol with negatives": NEGATIVES | {"objective.beta": 0.5, "objective.temperature": 0.3},
     "negatives that fade": FADING,
+    "simclr that becomes byol": FADING | {"objective.name": "simclr-to-byol"},
     "byol by info-nce": NEGATIVES | {"objective.beta": 0.0},
     "mean teacher": NO_PREDICTOR,
     "no target": NO_TARGET,
@@ -76,8 +77,8 @@ def test_every_variant_trains(folder: Path, tmp_path: Path, tiny: dict[str, Any]
     else:
         assert taus == [schedules.target_decay(k, base=run.config.optim.tau, total_steps=3) for k in range(3)]
     objective = run.config.objective
-    beta = objective.beta if objective.name == "info-nce" else 0.0
-    expected = [0.8, 0.8 / 3, 0.0] if name == "negatives that fade" else [beta] * 3  # half of 3 steps are 1.5
+    beta = objective.beta if objective.contrasts else 0.0
+    expected = [0.8, 0.8 / 3, 0.0] if objective.fade else [beta] * 3  # half of 3 steps are 1.5
     assert [m["beta"] for m in run.metrics if "beta" in m] == pytest.approx(expected, abs=1e-15)
     tensors = checkpoint.read(checkpoint.found(run.out / "checkpoints")[0])
     assert all(t.isfinite().all() for t in tensors.values())

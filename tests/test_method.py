@@ -344,6 +344,36 @@ def test_views_together_are_two_passes(target: str, name: str, more: dict[str, A
     torch.testing.assert_close(together.eval().online(view1)[1], apart.eval().online(view1)[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("passes", ["in-turn", "together", "side-by-side"])
+def test_simclr_becomes_byol(passes: str) -> None:
+    """Breaks if the two losses do not change places: with weight 1 every gradient is that of the paper's SimCLR, which
+    has neither predictor nor target, with weight 0 that of BYOL, and between them their mixture."""
+    view1, view2, _ = views(batch=16)
+    found: dict[float | str, dict[str, Tensor]] = {}
+    for key in (1.0, 0.25, 0.0, "simclr", "byol"):
+        alone = isinstance(key, str)
+        fields = {"target": "online", "predictor": "none"} if key == "simclr" else {}
+        name = {"simclr": "info-nce", "byol": "byol"}.get(str(key), "simclr-to-byol")
+        model = build(objective=Objective(name=name, beta=1.0), **fields)
+        model.online.load_state_dict(build().online.state_dict())
+        if passes == "together":
+            method.pass_together(model)
+        elif passes == "side-by-side":
+            method.pass_side_by_side(model, 1)
+        beta = None if alone else float(key)
+        for group in model.orders(view1, view2, beta=beta):
+            model.loss(group, beta).backward()
+        found[key] = {path: p.grad for path, p in model.named_parameters() if p.grad is not None}
+    for path, simclr in found["simclr"].items():
+        byol = found["byol"][path]
+        torch.testing.assert_close(found[1.0][path], simclr, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found[0.0][path], byol, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found[0.25][path], 0.25 * simclr + 0.75 * byol, rtol=1e-9, atol=1e-12)
+    assert len(found["byol"]) > len(found["simclr"])  # by the predictor
+    for path in found["byol"].keys() - found["simclr"].keys():
+        torch.testing.assert_close(found[0.25][path], 0.75 * found["byol"][path], rtol=1e-9, atol=1e-12)
+
+
 def test_one_view_is_held_at_a_time() -> None:
     """Breaks if the second view's activations are computed while autograd still holds the first's."""
     model = build(classes=0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from byol import objectives
 from byol.config import Objective
 from byol.errors import UsageError
-from byol.objectives import NORMALIZATIONS, OBJECTIVES, info_nce, regression, regression_loss
+from byol.objectives import BETWEEN, NORMALIZATIONS, OBJECTIVES, info_nce, regression, regression_loss
 from tests.checks import Both, both
 
 Rows = Sequence[Sequence[float]]
@@ -259,7 +259,7 @@ def test_an_unknown_objective_offers_the_nearest() -> None:
         objectives.build(Objective(name="infonce"))
 
 
-CASES = [Objective(name=name) for name in OBJECTIVES]
+CASES = [Objective(name=name, beta=0.5 if name in BETWEEN else 1.0) for name in OBJECTIVES]
 CASES += [Objective(name="byol", normalization=name) for name in NORMALIZATIONS if name != "l2"]
 CASES += [Objective(name="info-nce", beta=0.5, temperature=0.3)]
 

@@ -37,7 +37,7 @@ OVERRIDES = {
     "network.projector_hidden": 256,
     "network.predictor_hidden": 256,
     "network.projection": 64,
-    "objective.name": "info-nce",
+    "objective.name": "simclr-to-byol",
     "objective.fade": 0.7,
     "optim.optimizer": "adamw",
     "optim.epochs": 45,

@@ -55,10 +55,6 @@ class Memory(NamedTuple):
         """All of it, with this many images a pass."""
         return self.weights + self.an_image * images
 
-    def of_both_views(self) -> Memory:
-        """With the activations of two views at a time."""
-        return self._replace(an_image=2 * self.an_image)
-
 
 @dataclass(frozen=True)
 class Device:
@@ -149,14 +145,15 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
     return one, 2 * trained + 2 * target
 
 
-def memory(model: method.Method, config: Config, precision: str) -> Memory:
-    """What training `model`, a method on paper, needs at a precision that is not `auto`."""
+def memory(model: method.Method, config: Config, precision: str, passes: str = machine.IN_TURN) -> Memory:
+    """What training `model`, a method on paper, needs at a precision and with passes that are not `auto`."""
     size = 8 if precision == "float64" else 4
     trained = size * sum(p.numel() for p in model.parameters() if p.requires_grad)
     target = size * sum(p.numel() for p in model.target.parameters()) if model.target else 0
     stored = size * sum(t.numel() for t in model.state_dict().values())
     slots = SLOTS[config.optim.optimizer] * trained
-    activations = activation_bytes(model, config) * ACTIVATION_SIZE[precision]
+    at_a_time = 2 if passes == machine.SIDE_BY_SIDE else 0
+    activations = activation_bytes(model, config, at_a_time) * ACTIVATION_SIZE[precision]
     return Memory(2 * trained + target + slots, activations, stored + slots)
 
 
@@ -165,8 +162,9 @@ def in_parts(needed: Memory, devices: int) -> Memory:
     return needed._replace(weights=math.ceil(needed.weights / devices))
 
 
-def activation_bytes(model: method.Method, config: Config) -> float:
-    """Bytes in float32 that autograd keeps at a time for an image (see `Method.orders`), each tensor counted once."""
+def activation_bytes(model: method.Method, config: Config, views: int = 0) -> float:
+    """Bytes in float32 that autograd keeps for an image, each tensor counted once: of so many views, or of those that
+    pass at a time (see `Method.orders`)."""
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     view = _blank_view(config)
@@ -180,8 +178,8 @@ def activation_bytes(model: method.Method, config: Config) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        next(model.orders(view, view))
-    return sum(t.untyped_storage().nbytes() for t in kept.values()) / PROBE_IMAGES
+        passed = len(next(model.orders(view, view)))
+    return sum(t.untyped_storage().nbytes() for t in kept.values()) / PROBE_IMAGES * (views or passed) / passed
 
 
 def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pace:

@@ -147,8 +147,7 @@ def estimate(method: Method, config: Config, plan: Plan, place: Machine, held_by
 
 def _memory(method: Method, config: Config, place: Machine) -> Memory:
     classes = 0 if method.classifier is None else method.classifier.out_features
-    needed = cost.memory(cost.on_paper(config, classes), config, place.precision)  # type: ignore[arg-type]
-    needed = needed.of_both_views() if place.passes == SIDE_BY_SIDE else needed
+    needed = cost.memory(cost.on_paper(config, classes), config, place.precision, place.passes)  # type: ignore[arg-type]
     return cost.in_parts(needed, processes.world()) if config.run.shard else needed
 
 
@@ -296,5 +295,5 @@ def objective_in_words(config: Config) -> str:
     contrastive = f"temperature {objective.temperature:g}, beta {objective.beta:g}"
     if objective.fade:
         contrastive += f" falling to 0 over the first {objective.fade:.0%} of the run"
-    how = contrastive if objective.name == "info-nce" else f"normalization {objective.normalization}"
+    how = contrastive if objective.contrasts else f"normalization {objective.normalization}"
     return f"{objective.name}, {how}; predictor {config.network.predictor}"

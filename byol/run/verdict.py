@@ -219,7 +219,7 @@ def _figures(looks: Sequence[Look]) -> str:
 def cause(config: Config) -> str:
     """The likeliest reasons why images become the same, from what the run was told to do."""
     network, optim = config.network, config.optim
-    negatives = config.objective.name == "info-nce" and config.objective.beta > 0
+    negatives = config.objective.contrasts and config.objective.beta > 0
     at_once = network.target != "fixed" and (network.target != "moving-average" or optim.tau < 0.5)
     found = [
         *["there is no predictor (network.predictor is none)"] * (network.predictor == "none" and not negatives),

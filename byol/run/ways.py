@@ -29,7 +29,7 @@ def side_by_side(method: Method, config: Config, place: Machine) -> list[Machine
     beside = replace(place, passes=SIDE_BY_SIDE)
     if config.run.passes != "auto" or config.run.recompute or place.device.type != "cpu" or place.threads == 1:
         return []
-    needed = cost.memory(cost.on_paper(config), config, place.precision).of_both_views()
+    needed = cost.memory(cost.on_paper(config), config, place.precision, SIDE_BY_SIDE)
     if needed.of(config.optim.batch // config.optim.accumulate) > ROOM * machine.free_memory(place) * 1e9:
         return []
     return [] if against(method, config, place) else [beside]

@@ -105,11 +105,15 @@ def test_memory_of_weights_and_activations() -> None:
     assert cost.cost(sized(50, 1, **{"run.precision": "float32"}), TPU, 4).activations == 2 * plain.activations
 
 
-def test_activations_are_what_autograd_keeps() -> None:
-    """Breaks if the estimate on paper differs from the bytes that a real step holds."""
-    config = apply(presets.cifar10_cpu(), TINY | {"run.precision": "float32"})
+@pytest.mark.parametrize("objective", ["byol", "simclr-to-byol"])
+def test_activations_are_what_autograd_keeps(objective: str) -> None:
+    """Breaks if the estimate on paper differs from the bytes that a real step holds: of one view, or, where the loss
+    compares both, of both; and of both side by side, however it is."""
+    config = apply(presets.cifar10_cpu(), TINY | {"run.precision": "float32", "objective.name": objective})
     expected = cost.activation_bytes(cost.on_paper(config), config) * 2
-    model = method.build(config.network)
+    beside = cost.memory(cost.on_paper(config), config, "float32", machine.SIDE_BY_SIDE).an_image
+    assert beside == pytest.approx(expected * (1 if objective == "simclr-to-byol" else 2) / 2)
+    model = method.build(config.network, objective=config.objective)
     weights = {p.data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -210,7 +214,7 @@ def test_both_plans_agree_on_the_same_run(
 
 def test_views_together_are_planned() -> None:
     """Breaks if the plan forgets the second view's activations, or counts exchanges of statistics for each view."""
-    config = apply(presets.cifar10_cpu(), TINY | {"optim.batch": 64})
+    config = apply(presets.cifar10_cpu(), TINY | {"optim.batch": 64, "objective.name": "byol"})
     apart, together = (cost.cost(apply(config, {"run.passes": how}), TPU, 2) for how in ("in-turn", "together"))
     assert 1.9 < together.activations / apart.activations < 2.1
     assert together.traffic == apart.traffic
