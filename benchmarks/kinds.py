@@ -1,10 +1,10 @@
 """Views by meaning against the views of photographs, on images that are none: CIFAR-10 turned into other kinds.
 
-    python benchmarks/kinds.py --cifar FOLDER --work FOLDER --seeds 0 1 2 --steps 1500
+    python benchmarks/kinds.py --cifar FOLDER --work FOLDER --seeds 0 1 2
 
-FOLDER of --cifar holds train/<class>/ and test/<class>/, of which 500 and 100 a class are taken and turned into `grey`
+FOLDER of --cifar holds train/<class>/ and test/<class>/, of which 500 a class are taken each and turned into `grey`
 (one channel of 16 bits, PNG) and `bands` (seven channels of 16 bits, .npy: a fixed random mixing of colours and their
-gradients). BYOL with negatives that fade learns on them for the same steps with the views of photographs, whose colour
+gradients). BYOL that begins as SimCLR learns on them for the same steps with the views of photographs, whose colour
 operations leave such images alone, and with those of a kind. Accuracy is that of nearest neighbours and of logistic
 regression on the test images. What is finished is not repeated; results/kinds.json keeps every run.
 """
@@ -34,7 +34,8 @@ from byol.run.record import commit
 
 RECORD = Path("results/kinds.json")
 CHANNELS = {"grey": 1, "bands": 7}
-TRIED = {"grey": ("", "grey"), "bands": ("", "grey", "satellite")}  # the kinds whose views are taken; "": photographs
+TRIED = {"grey": ("", "grey"), "bands": ("", "bands", "satellite")}  # the kinds whose views are taken; "": photographs
+TRAIN, TEST = 500, 500  # images of a class
 BATCH, OBJECTIVE = 128, FAST["objective.name"]
 SETTINGS: dict[str, Any] = {
     "data.resolution": 16,
@@ -50,7 +51,7 @@ SETTINGS: dict[str, Any] = {
 def written(cifar: Path, work: Path) -> None:
     """Both kinds of images, below WORK."""
     mixing = np.random.default_rng(0).normal(size=(7, 9))
-    for split, count in (("train", 500), ("test", 100)):
+    for split, count in (("train", TRAIN), ("test", TEST)):
         for label in sorted(path for path in (cifar / split).iterdir() if path.is_dir()):
             for file in sorted(label.iterdir())[:count]:
                 colours = np.asarray(Image.open(file).convert("RGB"), np.float64) / 255
@@ -83,6 +84,7 @@ def tried(name: str, kind: str, seed: int, steps: int, work: Path) -> dict[str, 
     encoder = open_encoder(out, {"data.workers": 0})
     return {
         **{"images": name, "views": kind or "photo", "seed": seed, "steps": run.plan.steps, "objective": OBJECTIVE},
+        "test_images": 10 * TEST,
         "trained": scores(encoder, work / name),
         "untrained": scores(random_encoder(encoder, seed), work / name),
         "verdict": run.verdict.word,
@@ -95,8 +97,8 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--views", nargs="+", default=["", "grey", "satellite"], help="kinds; empty: of photographs")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--views", nargs="+", default=["", "grey", "bands"], help="kinds; empty: of photographs")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if not (asked.work / "bands").exists():

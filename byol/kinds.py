@@ -15,6 +15,7 @@ from byol.config import View, Views
 
 COLOURS = 3
 FLAT = 0.5  # share of the values in the lowest twentieth of their range from which on images have an empty ground
+TIFF = (".tif", ".tiff")
 MEDICAL = (".dcm", ".dicom", ".nii", ".nii.gz")
 
 
@@ -85,7 +86,9 @@ def recognized(look: Look) -> Recognized:
         return Recognized(
             "microscopy", f"{look.channels} channels, and {look.flat:.0%} of their values an empty ground"
         )
-    return Recognized("satellite", f"{look.channels} channels without an empty ground")
+    if look.suffixes and set(look.suffixes) <= set(TIFF):
+        return Recognized("satellite", f"{look.channels} channels without an empty ground, in TIFF files")
+    return Recognized("bands", f"{look.channels} channels without an empty ground")
 
 
 def suffix_of(name: str) -> str:
@@ -111,6 +114,13 @@ SWITCHES: dict[str, tuple[Switch, ...]] = {
         ),
         Switch(
             (("saturation", 0.0), ("hue", 0.0), ("grayscale", 0.0)), "three equal channels have no colour", "colours"
+        ),
+    ),
+    "bands": (
+        Switch(
+            (("channel_jitter", 0.8), ("channel_brightness", 0.4), ("channel_contrast", 0.4)),
+            f"the strength of single channels differs between images of one kind; {BANDS}",
+            "bands",
         ),
     ),
     "microscopy": (

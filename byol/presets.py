@@ -160,9 +160,9 @@ def cifar10_cpu() -> Config:
 def fast(config: Config) -> Config:
     """A config with the recipe that learned fastest where compute is small (results/fast-recipes.json).
 
-    The run begins as SimCLR, whose negatives keep images apart in the first steps, in which BYOL alone loses the rank of
-    its representation; over the first 70 % of the run the loss becomes BYOL's. Blocks begin as the identity. AdamW in
-    place of LARS.
+    The run begins as SimCLR, whose negatives keep images apart in the first steps, in which BYOL alone loses the rank
+    of its representation; over the first 70 % of the run the loss becomes BYOL's. Blocks begin as the identity. AdamW
+    in place of LARS.
     """
     return replace(
         config,
@@ -263,6 +263,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
 # Presets that choose as `auto` does, with views for images of a kind; byol/kinds.py says what each switches.
 KINDS: dict[str, str] = {
     "grey": "one channel: brightness and contrast change without colour operations",
+    "bands": "channels that are no colours: each one's own brightness and contrast; up stays up",
     "microscopy": "no up, stains as channels: turns, each channel's brightness and contrast, a lost stain, noise",
     "satellite": "no up, bands as channels: turns, each band's brightness and contrast, lost bands; no negative",
     "medical": "sides kept: small rotations, mild brightness and contrast, noise, large crops, weak blur; no flip",

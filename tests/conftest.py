@@ -35,7 +35,7 @@ TINY = {
     "run.threads": 1,
 }
 
-# BYOL alone, where the preset cifar10-cpu has negatives that fade.
+# BYOL alone, where the preset cifar10-cpu begins as SimCLR.
 ALONE = {"objective.name": "byol", "objective.fade": 0.0, "network.zero_init_last": False, "optim.tau": 0.98}
 
 

@@ -34,6 +34,8 @@ def cells(*shape: int, kind: torch.dtype) -> Tensor:
         ([cells(1, 20, 30, kind=torch.int32)] * 4, ["a.tif"], "microscopy"),
         ([cells(5, 20, 30, kind=torch.uint8)] * 4, ["a.tif"], "microscopy"),
         ([noise(13, 20, 30)] * 4, ["a.tif"], "satellite"),
+        ([noise(13, 20, 30)] * 4, ["a.npy"], "bands"),
+        ([noise(13, 20, 30)] * 4, ["a.npy", "b.tif"], "bands"),
         ([noise(1, 20, 30)] * 4, ["scan/a.1.DCM", "b.dcm#7"], "medical"),
         ([noise(1, 20, 30)] * 4, ["a.nii.gz"], "medical"),
         ([noise(3, 20, 30)] * 4, ["a.dcm", "b.jpg"], ""),

@@ -118,7 +118,7 @@ def test_a_wrong_plugin_is_a_sentence(tmp_path: Path, content: str, answer: str)
     with pytest.raises(UsageError, match=answer):
         plugins.load(file)
     assert plugins.loaded() is None
-    assert objectives.OBJECTIVES.keys() == {"byol", "info-nce"}
+    assert objectives.OBJECTIVES.keys() == {"byol", "info-nce", "simclr-to-byol"}
 
 
 def test_what_fails_inside_a_plugin_is_said_to_be_there(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_cifar10_suits_its_images() -> None:
     fast = {"network.zero_init_last", "objective.name", "objective.fade"}
     assert sizes | fast <= changed
     assert all(name.startswith("optim.") for name in changed - sizes - fast)
-    assert (cpu.objective.name, cpu.objective.beta, cpu.objective.fade) == ("info-nce", 1, 0.7)
+    assert (cpu.objective.name, cpu.objective.beta, cpu.objective.fade) == ("simclr-to-byol", 1, 0.7)
     assert cpu.network.width < gpu.network.width == 1
 
 
@@ -314,7 +314,7 @@ def test_auto_by_hand() -> None:
     assert (gpu.optim.batch, gpu.optim.epochs, gpu.network.projector_hidden) == (128, 34.5, 4096)
     assert gpu.views == Config().views
     for config in (cpu, gpu):
-        assert config.objective == Objective(name="info-nce", fade=0.7)
+        assert config.objective == Objective(name="simclr-to-byol", fade=0.7)
         assert config.network.zero_init_last
 
 

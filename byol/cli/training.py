@@ -37,7 +37,7 @@ def pretrain(
         torchvision:NAME, hf:NAME-or-PATH, scenes (rendered, needs no files), or a data set of the paper below
         --data.root, such as imagenet or places365.
     preset
-        auto, grey, microscopy, satellite, medical, paper-1000 or another of `byol presets`.
+        auto, grey, bands, microscopy, satellite, medical, paper-1000 or another of `byol presets`.
     config
         A YAML file of config fields; flags win over it, it wins over the preset.
     out
