@@ -120,8 +120,8 @@ SWITCHES: dict[str, tuple[Switch, ...]] = {
         Switch(
             (("channel_jitter", 0.8), ("channel_brightness", 0.4), ("channel_contrast", 0.4)),
             f"the strength of single channels differs between images of one kind; {BANDS}",
-            "bands",
         ),
+        Switch((("saturation", 0.0), ("hue", 0.0), ("grayscale", 0.0)), "these channels are no colours", "colours"),
     ),
     "microscopy": (
         NO_UP,

@@ -139,7 +139,7 @@ def test_auto_chooses_around_what_is_asked_for() -> None:
     plain, _ = compose("auto", {}, {}, facts=facts)
     small, reasons = compose("auto", {"data.resolution": "32"}, {}, facts=facts)
     assert not plain.network.small_images
-    assert (small.network.small_images, small.views, small.data.shrink) == (True, presets.small_views(), 64)
+    assert (small.network.small_images, small.views, small.data.shrink) == (False, presets.small_views(), 64)
     assert not any(reason.field == "data.resolution" for reason in reasons)
     short, reasons = compose("auto", {}, {"optim.epochs": 4}, "my.yaml", facts)
     assert (short.optim.epochs, short.optim.warmup_epochs) == (4, 0.2)
@@ -263,7 +263,7 @@ def test_auto_is_valid_everywhere() -> None:
         assert 8 <= config.optim.batch <= 256, facts
         assert config.data.resolution <= max(32 if facts.accelerator else 64, facts.side * 1.1), facts
         assert config.optim.warmup_epochs <= config.optim.epochs / 10, facts
-        assert config.network.small_images == (config.data.resolution < 64), facts
+        assert config.network.small_images == (facts.accelerator and config.data.resolution < 64), facts
         assert config.data.shrink in (0, 2 * config.data.resolution), facts
         assert 0.97 <= config.optim.tau <= 0.996, facts
 
@@ -309,6 +309,9 @@ def test_auto_by_hand() -> None:
     assert (cpu.optim.batch, cpu.optim.epochs) == (128, 16.9)  # half an hour at 2 ms are 900 000 images; looks take 6 %
     assert cpu.views == presets.small_views()
     assert cpu.network.projector_hidden == 1024
+    for budget, width in (("10m", 0.5), ("2m", 0.25)):  # 5,000 steps in ten minutes: at 32 px
+        short, _ = auto(Facts(images=50_000, side=32, **LAPTOP), {"run.budget": budget})
+        assert (short.data.resolution, short.network.small_images, short.network.width) == (32, False, width)
     gpu, _ = auto(Facts(images=100_000, side=375, **GPU))
     assert (gpu.data.resolution, gpu.network.encoder, gpu.network.width) == (224, "resnet50", 1)
     assert (gpu.optim.batch, gpu.optim.epochs, gpu.network.projector_hidden) == (128, 34.5, 4096)

@@ -27,8 +27,8 @@ SIZE = 4000
 # Every object has its own colours, so strong colour changes leave shape and pattern to tell two scenes apart.
 COLOUR = {"hue": 0.5, "saturation": 0.8, "jitter": 1.0, "grayscale": 0.4, "area_min": 0.4}
 # At 64 px and with the fast recipe, which begins as SimCLR, BYOL ends 50 points above the untrained network by linear
-# classifier and 60 by kNN (results/demo.json). Blocks that begin as the identity, by which photographs gain, did not pay
-# on scenes at 32 px (results/fast-recipes.json).
+# classifier and 60 by kNN (results/demo.json). Blocks that begin as the identity, by which photographs gain, did not
+# pay on scenes at 32 px (results/fast-recipes.json).
 OVERRIDES = {
     "data.resolution": 64,
     "data.holdout": 0.05,
