@@ -252,11 +252,12 @@ def calibration(results: Path) -> str:
     cells = [cell for cell in record["cells"] if cell["policy"] != "untrained"]
     policies, seeds = ({cell[name] for cell in cells} for name in ("policy", "seed"))
     lines = [
-        f"Up to {len(policies)} policies on each of {len(domains)} kinds of images, {len(seeds)} seeds, {len(cells)}",
-        f"runs of {cells[0]['steps']} steps of 64 images at 32 px; linear accuracy on 600 test images, of which one",
-        "deviation of chance is two points. *Rank correlation* compares a measure's order of the policies with that of",
-        "linear accuracy; *lost* are the points of accuracy between the best policy and the one that is chosen, which",
-        f"counts luck of the best one too. A kind and a seed with fewer than {FEWEST} policies are not counted.",
+        f"{len(policies)} policies on each of {len(domains)} kinds of images, {len(seeds)} seeds, {len(cells)} runs",
+        f"of {cells[0]['steps']} steps of 64 images at 16 px; linear accuracy on 2,000 test images, 500 of",
+        "imagenette-subset, as the mean of the seeds. *Rank correlation* compares a measure's order of the policies",
+        "with that of linear accuracy; *lost* are the points of accuracy between the best policy and the one that is",
+        f"chosen, which counts luck of the best one too. A kind and a seed with fewer than {FEWEST} policies are not",
+        "counted.",
         "",
         f"| who chooses | rank correlation | lost, mean | at worst | {' | '.join(domains)} |",
         f"|{'---|' * (4 + len(domains))}",
@@ -271,12 +272,6 @@ def calibration(results: Path) -> str:
         lines.append(f"| {told} | {shown} | {lost['mean']:.1f} | {lost['largest']:.1f} | {each} |")
     held = "; ".join(f"{domain} {lost:.1f} by {name}" for domain, (name, lost) in found["held out"].items())
     lines += ["", "Lost on each kind by the measure without labels that lost least on all the others:", f"{held}."]
-    lines += [
-        "",
-        f"With all kinds and seeds, {min(found['incomplete'].values())} policies or more each, lost on average:",
-    ]
-    some = found["regret with incomplete"]
-    lines.append(", ".join(f"{names.get(name, f'`{name}`')} {lost:.1f}" for name, lost in some.items()) + ".")
     return "\n".join(lines) + "\n"
 
 
@@ -296,6 +291,7 @@ def scores(results: Path) -> str:
     parts.append(render_processes.scaling(read_json(results / "scaling.json")))
     parts.append(render_processes.in_turns(read_json(results / "scaling-turns.json")))
     parts.append(render_processes.together(read_json(results / "views-together.json")))
+    parts.append(render_processes.beside(read_json(results / "side-by-side.json")))
     return "\n".join(parts)
 
 

@@ -75,3 +75,25 @@ def together(record: dict[str, Any]) -> str:
             f"{times['together']:.3f} | {row['speed']:.2f} | {memory['apart']:.0f} | {memory['together']:.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def beside(record: dict[str, Any]) -> str:
+    """The views side by side against one after the other, a line a case."""
+    lines = [
+        "Two views side by side, a thread each (`run.passes side-by-side`), against one after the other: milliseconds",
+        f"of a step of `cifar10-cpu` with 128 images on {record['cores']} idle cores, medians of {record['rounds']}",
+        "rounds in turns (`benchmarks/beside.py`). How long threads that share an operation wait for each other differs",
+        "from hour to hour on this virtual machine, which is why runs time both ways and choose.",
+        "",
+        "| when | px | stem | width | one thread | all threads | side by side | as fast as all threads |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for when, rows in (("one hour", record["rows"]), ("another", record["another_hour"]["rows"])):
+        for row in rows:
+            times = row["milliseconds"]
+            stem = "3x3" if row.get("network.small_images", True) else "7x7"
+            each = " | ".join(f"{times[name]:.0f}" for name in ("one thread", "all threads", "side by side"))
+            faster = times["all threads"] / times["side by side"]
+            shape = f"{row['data.resolution']} | {stem} | {row.get('network.width', 0.25):g}"
+            lines.append(f"| {when} | {shape} | {each} | {faster:.2f} × |")
+    return "\n".join(lines) + "\n"

@@ -4,11 +4,11 @@
 
 Domains: `glyphs` (strokes whose class a flip or a turn changes) and `textures` (grey, told apart by scale and
 direction) are drawn from a seed; `cifar10-jpeg`, `flowers5` and `imagenette-subset` are folders below --images. Of
-each, some images are shrunk to 48 px first; views are 16 px. A cell is a trial of `byol tune` with one policy, from one initial network:
-its measures, its judge with ten and with fifty labels a class, and, by logistic regression on frozen features, its
-accuracy on test images. Every cell is added to results/tune-calibration.json, which the same command continues.
-`--summary` says what the cells say, and adds it: each measure's rank correlation with linear accuracy, and the points
-that its choice loses.
+each, some images are shrunk to 48 px first; views are 16 px. A cell is a trial of `byol tune` with one policy, from one
+initial network: its measures, its judge with ten and with fifty labels a class, and, by logistic regression on frozen
+features, its accuracy on test images. Every cell is added to results/tune-calibration.json, which the same command
+continues. `--summary` says what the cells say, and adds it: each measure's rank correlation with linear accuracy, and
+the points that its choice loses.
 """
 
 from __future__ import annotations
@@ -245,20 +245,22 @@ def score(kept: dict, key: dict, encoder: Encoder, folder: Path, cpu: float, sec
 def summary(cells: list[dict]) -> dict:
     """Over all domains and seeds: rank correlation with linear accuracy, and points lost against the best policy.
 
-    `default` always takes the usual views, `random` any policy. `held out` is what a judge loses on a domain when the
-    measure is the one that loses least on all other domains: measures of one kind, without labels.
+    A policy's accuracy is its mean over the seeds, of which each has a choice of its own. `default` always takes the
+    usual views, `random` any policy. `held out` is what a judge loses on a domain when the measure is the one that
+    loses least on all other domains: measures of one kind, without labels.
     """
     groups: dict[tuple[str, int], dict[str, dict]] = {}
+    reached: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         if cell["policy"] != "untrained":
             groups.setdefault((cell["domain"], cell["seed"]), {})[cell["policy"]] = cell
-    every = groups
+            reached.setdefault((cell["domain"], cell["policy"]), []).append(100 * cell["accuracy"]["linear"])
     groups = {key: group for key, group in groups.items() if len(group) >= FEWEST}
     names = list(next(iter(groups.values()))["usual"]["measures"])
     lost: dict[str, dict[str, list[float]]] = {name: {} for name in (*names, "default", "random")}
     ordered: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     for (domain, _), group in groups.items():
-        accuracy = {policy: 100 * cell["accuracy"]["linear"] for policy, cell in group.items()}
+        accuracy = {policy: float(np.mean(reached[domain, policy])) for policy in group}
         best, values = max(accuracy.values()), list(accuracy.values())
         for name in names:
             own = {policy: cell["measures"][name] for policy, cell in group.items()}
@@ -278,22 +280,7 @@ def summary(cells: list[dict]) -> dict:
         "correlation": {name: digest(by_domain) for name, by_domain in ordered.items()},
         "regret": {name: digest(by_domain) for name, by_domain in lost.items()},
         "held out": held,
-        "incomplete": {f"{domain} seed {seed}": len(group) for (domain, seed), group in every.items()},
-        "regret with incomplete": regrets(every, names),
     }
-
-
-def regrets(groups: dict[tuple[str, int], dict[str, dict]], names: list[str]) -> dict[str, float]:
-    """Points lost on average, whatever policies there are."""
-    lost: dict[str, list[float]] = {}
-    for group in groups.values():
-        accuracy = {policy: 100 * cell["accuracy"]["linear"] for policy, cell in group.items()}
-        best = max(accuracy.values())
-        for name in names:
-            chosen = max(group, key=lambda policy: group[policy]["measures"][name])
-            lost.setdefault(name, []).append(best - accuracy[chosen])
-        lost.setdefault("default", []).append(best - accuracy["usual"])
-    return {name: round(float(np.mean(values)), 2) for name, values in lost.items()}
 
 
 def digest(by_domain: dict[str, list[float]]) -> dict[str, float]:
