@@ -82,7 +82,7 @@ def beside(record: dict[str, Any]) -> str:
     lines = [
         "Two views side by side, a thread each (`run.passes side-by-side`), against one after the other: milliseconds",
         f"of a step of `cifar10-cpu` with 128 images on {record['cores']} idle cores, medians of {record['rounds']}",
-        "rounds in turns (`benchmarks/beside.py`). How long threads that share an operation wait for each other differs",
+        "rounds in turns (`benchmarks/beside.py`). How long threads that share work wait for each other differs",
         "from hour to hour on this virtual machine, which is why runs time both ways and choose.",
         "",
         "| when | px | stem | width | one thread | all threads | side by side | as fast as all threads |",
