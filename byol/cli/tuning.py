@@ -24,7 +24,7 @@ def tune(
     rates: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Look for the views that suit these images, without labels.
+    """Look for the views that suit these images, by a few labels or without any.
 
     Writes tune.yaml for `byol pretrain --config`, and a page that shows why. The same command again goes on.
 
@@ -35,7 +35,8 @@ def tune(
     minutes
         Time for the whole search.
     labels
-        A folder of class folders, ten images each or more, by which to choose; they are never trained on.
+        A folder of class folders, fifty images each or more, by which to choose; they are never trained on. Left out:
+        DATA's own class folders where it has some, or no labels; none: no labels.
     out
         The directory of the search; runs/DATA-tune when left out.
     jobs

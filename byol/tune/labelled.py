@@ -16,6 +16,13 @@ EACH = 50  # images of a class that are looked at, at most
 FEWEST = 5  # of a class, one for each fold
 
 
+def enough(source: Source) -> bool:
+    """Whether the images are sorted by classes of which each has as many as the judge needs."""
+    if source.labels is None or source.labels.ndim != 1 or len(source.classes) < 2:
+        return False
+    return int(np.bincount(source.labels, minlength=len(source.classes)).min()) >= FEWEST
+
+
 def labelled(source: Source, config: Data, each: int = EACH) -> Labelled:
     """Of every class the same number of images, as far as there are."""
     if source.labels is None or source.labels.ndim != 1 or len(source.classes) < 2:

@@ -30,13 +30,14 @@ from byol.tables import jobs
 from byol.tables.cells import checksum
 from byol.tables.forecast import at_a_time
 from byol.tune import halving, judge, page, policies, search
-from byol.tune.labelled import labelled
+from byol.tune.labelled import enough, labelled
 from byol.tune.looks import Looks, looks
 from byol.tune.trials import Labelled, Setting, values
 
 MOVES, RATES = 4, 4  # changes of the best policy that are tried at the end: of its views, and of rate and tau if asked
 START = 3.0  # seconds in which a trial begins and ends, beside reading images
 YAML, PAGE = "tune.yaml", "tune.html"
+NONE = "none"  # of --labels: choose without
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def tune(request: Request) -> str:
         config = apply(Config(), known.config, search.NAME) if known else _config(request, found, first)
         source = fitted(found, config.data)
         seen = looks(source, config)
-        few = _labelled(request, config)
+        few = _labelled(request, config, source)
         asked = known or _record(request, source, config, seen, few)
         again = replace(asked, data=request.data, checksum=_checksum(request, first), asked=_asked(request))
         search.check(again, known, request.out)
@@ -107,10 +108,11 @@ def _config(request: Request, stored: Source, first: Config) -> Config:
     return replace(config, run=replace(config.run, threads=threads, budget=""))
 
 
-def _labelled(request: Request, config: Config) -> Labelled | None:
-    if not request.labels:
+def _labelled(request: Request, config: Config, source: Source) -> Labelled | None:
+    """The judge's images: those of --labels, or of the classes that the images themselves are sorted by."""
+    if request.labels == NONE or (not request.labels and not enough(source)):
         return None
-    return labelled(data.open_source(request.labels, config.data), config.data)
+    return labelled(data.open_source(request.labels, config.data) if request.labels else source, config.data)
 
 
 def _record(request: Request, source: Source, config: Config, seen: Looks, few: Labelled | None) -> search.Record:
@@ -179,19 +181,20 @@ def plan_lines(request: Request, going: search.Search, images: int) -> list[str]
         f"{config.optim.batch}, every run from the same weights",
         f"  policies  {len(asked.policies)}{left}: {', '.join(asked.policies)}",
         f"  runs      {rungs}{moves}",
-        f"  judge     {judged(asked.judge)}",
+        f"  judge     {judged(asked.judge, request.labels)}",
         f"  time      about {duration(whole + asked.setup)} of {duration(asked.seconds)}; {cost.step:.2g} s a step",
     ]
 
 
-def judged(name: str) -> str:
+def judged(name: str, labels: str) -> str:
     """Who chooses, and how well that one chose in the calibration."""
     found, few, many = (judge.CALIBRATED[each] for each in (name, judge.LABELS, judge.MANY))
-    who = "a linear probe of the labelled images" if name == judge.LABELS else f"{name}, without labels"
-    lost = f": in the calibration its choice lost {found.regret:.1f} points on average"
-    if name == judge.LABELS:
-        return f"{who}{lost}, with fifty labels a class {many.regret:.1f}"
-    return f"{who}{lost}; with labels, --labels FOLDER, {few.regret:.1f} (ten a class) or {many.regret:.1f} (fifty)"
+    if name != judge.LABELS:
+        lost = f"in the calibration its choice lost {found.regret:.1f} points on average and {found.worst:.1f} at worst"
+        return f"{name}, without labels: {lost}; with fifty labels a class, --labels FOLDER, {many.regret:.1f}"
+    whose = labels or f"the images' own folders, taken for classes; --labels {NONE} chooses without"
+    lost = f"its choice lost {few.regret:.1f} points with ten a class, {many.regret:.1f} with fifty"
+    return f"a linear probe of labelled images ({whose}): in the calibration {lost}"
 
 
 def _write(request: Request, going: search.Search, source: Source, chosen: str) -> None:
