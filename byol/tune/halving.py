@@ -1,4 +1,8 @@
-"""Successive halving under a budget: how many steps each rung trains, and which policies go on. Needs no torch."""
+"""Successive halving under a budget: how many steps each rung trains, and which policies go on. Needs no torch.
+
+A rung keeps a third and trains it for twice as many steps: most of the time goes into the first rung, whose runs have
+to be long enough to tell policies apart.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from typing import NamedTuple
 from byol.errors import UsageError
 
 SPARE = 0.92  # of the budget is planned for; the rest is for what takes longer than it was timed
-LAST = 3  # policies at most that the last rung compares
-FEWEST_STEPS = 40  # of the first rung: with fewer nothing is learned that could be compared
+LAST = 3, 4  # policies at least and at most that the last rung compares, where there are so many
+FEWEST_STEPS = 100  # of the first rung: with fewer nothing is learned that could be compared
 FEWEST_POLICIES = 4
-GROWTH = 2  # times as many steps for half of the policies
+KEPT, GROWTH = 3, 2  # one of so many policies goes on, for so many times as many steps
 
 
 class Cost(NamedTuple):
@@ -27,10 +31,10 @@ class Cost(NamedTuple):
 
 
 def sizes(policies: int) -> list[int]:
-    """How many policies each rung trains: half as many each time, down to at most LAST."""
+    """How many policies each rung trains: a third of them each time, down to LAST."""
     found = [policies]
-    while found[-1] > LAST:
-        found.append(max(LAST, -(-found[-1] // 2)))
+    while found[-1] > LAST[1]:
+        found.append(max(LAST[0], -(-found[-1] // KEPT)))
     return found
 
 

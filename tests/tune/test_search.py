@@ -16,7 +16,7 @@ from byol.config_file import read_yaml
 from byol.errors import Interrupted, OutputBusy, UsageError
 from byol.presets import small_views
 from byol.run.files import read_json
-from byol.tune import halving, run, search
+from byol.tune import halving, judge, run, search
 from byol.tune.policies import POLICIES, RATES
 from byol.tune.policies import apply as with_policy
 from tests.conftest import TINY, write_images
@@ -25,7 +25,7 @@ SMALL = {
     name: TINY[name]
     for name in ("network.width", "network.small_images", "optim.batch", "run.threads", "run.precision")
 } | {"data.resolution": 16, "network.projector_hidden": 16, "network.predictor_hidden": 16, "network.projection": 8}
-NAMES = ("usual", "no flip", "turns", "geometry")
+NAMES = ("usual", "no flip", "turns", "geometry", "whole images")
 
 
 def quickened(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_search_that_was_ended_goes_on_to_the_same_choice(
     assert whole is not None
     assert cut is not None
     assert [rung.policies for rung in cut.rungs] == [rung.policies for rung in whole.rungs]
-    assert [len(rung.policies) for rung in cut.rungs] == [4, 3]
+    assert [len(rung.policies) for rung in cut.rungs] == [5, 3]
     assert (out / "tune.yaml").read_text().partition("views:")[2] == (finished.out / "tune.yaml").read_text().partition(
         "views:"
     )[2]
@@ -101,7 +101,7 @@ def test_a_search_that_was_ended_goes_on_to_the_same_choice(
 
 def test_what_a_search_writes(finished: Finished) -> None:
     """Breaks when the YAML lacks a field of the views, the page loads anything, or the judge ignores labels."""
-    assert "judge     a linear probe of the labelled images" in finished.told
+    assert "judge     a linear probe of labelled images (" in finished.told
     assert f"Next: byol pretrain {finished.images} --config {finished.out / 'tune.yaml'}" in finished.told
     record = search.read(finished.out)
     assert record is not None
@@ -194,3 +194,20 @@ def test_mistakes(
     assert sentence in told
     assert "Traceback" not in told
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "who"), [("", 24, "labels"), ("none", 24, judge.WITHOUT_LABELS), ("", 8, judge.WITHOUT_LABELS)]
+)
+def test_the_images_own_classes_judge_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: str, count: int, who: str
+) -> None:
+    """Breaks when classes of the images are not used, are used against the user's word, or too few of them refuse a
+    search that nobody asked to have labels."""
+    quickened(monkeypatch)
+    images = write_images(tmp_path / "images", count)
+    asked = run.Request(str(images), 7.5, tmp_path / "out", labels=labels, values=SMALL, policies=NAMES[:2])
+    run.tune(asked)
+    known = search.read(tmp_path / "out")
+    assert known is not None
+    assert known.judge == who
