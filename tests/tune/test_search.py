@@ -197,15 +197,15 @@ def test_mistakes(
 
 
 @pytest.mark.parametrize(
-    ("labels", "count", "who"), [("", 24, "labels"), ("none", 24, judge.WITHOUT_LABELS), ("", 8, judge.WITHOUT_LABELS)]
+    ("labels", "classes", "who"), [("", 2, "labels"), ("none", 2, judge.WITHOUT_LABELS), ("", 4, judge.WITHOUT_LABELS)]
 )
 def test_the_images_own_classes_judge_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: str, count: int, who: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: str, classes: int, who: str
 ) -> None:
     """Breaks when classes of the images are not used, are used against the user's word, or too few of them refuse a
     search that nobody asked to have labels."""
     quickened(monkeypatch)
-    images = write_images(tmp_path / "images", count)
+    images = write_images(tmp_path / "images", 16, classes)
     asked = run.Request(str(images), 7.5, tmp_path / "out", labels=labels, values=SMALL, policies=NAMES[:2])
     run.tune(asked)
     known = search.read(tmp_path / "out")
