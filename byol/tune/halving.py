@@ -13,7 +13,7 @@ from byol.errors import UsageError
 
 SPARE = 0.92  # of the budget is planned for; the rest is for what takes longer than it was timed
 LAST = 3, 4  # policies at least and at most that the last rung compares, where there are so many
-FEWEST_STEPS = 100  # of the first rung: with fewer nothing is learned that could be compared
+FEWEST_STEPS = 200  # of the first rung: with fewer nothing is learned that could be compared
 FEWEST_POLICIES = 4
 KEPT, GROWTH = 3, 2  # one of so many policies goes on, for so many times as many steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from byol import data
-from byol.config import Config, View, apply, flatten
+from byol.config import Config, apply, flatten
 from byol.data import loader
 from byol.data import values as image_values
 from byol.data.source import Source
@@ -37,8 +37,8 @@ from byol.tune.trials import Labelled, Setting, values
 MOVES, RATES = 4, 4  # changes of the best policy that are tried at the end: of its views, and of rate and tau if asked
 START = 3.0  # seconds in which a trial begins and ends, beside reading images
 YAML, PAGE = "tune.yaml", "tune.html"
-# Views differ by what they teach in some hundred steps; four times as many fit than at 64 px in steps of 128.
-SMALL = {"data.resolution": "32", "optim.batch": "64"}
+# Views differ by what they teach in some hundred steps: trials on a CPU are as small as those of the calibration.
+SMALL = {"data.resolution": "16", "network.small_images": "true", "network.width": "0.25", "optim.batch": "64"}
 NONE = "none"  # of --labels: choose without
 
 
@@ -204,10 +204,12 @@ def _write(request: Request, going: search.Search, source: Source, chosen: str) 
     last = {name: one.values for name, one in going.rungs[-1].items()}
     means = {name: policy.means for name, policy in going.policies.items()}
     said = judge.words(last, chosen, means, going.record.judge)
-    made = policies.made(going.policies[chosen], going.setting.config)
+    policy = going.policies[chosen]
     file = request.out / YAML
     comments = [f"views for {request.data}, chosen by byol tune", *said]
-    write_atomically(file, in_yaml(made, request.rates, comments).encode())
+    write_atomically(
+        file, in_yaml(policy, policies.made(policy, going.setting.config), request.rates, comments).encode()
+    )
     images = [image for _, image in loader.readable(source, range(min(page.SHOWN, len(source))))]
     shown = page.Shown(f"Views for {request.data}", said, going.rungs, going.policies, chosen)
     page.write(request.out / PAGE, shown, images, going.setting.config, painter(source, going.setting.config.data))
@@ -217,10 +219,10 @@ def _write(request: Request, going: search.Search, source: Source, chosen: str) 
     say(f"Next: {shlex.join(['byol', 'pretrain', request.data, '--config', str(file)])}")
 
 
-def in_yaml(config: Config, rates: bool, comments: list[str]) -> str:
-    """Every field of both views, and rate and tau where they were chosen, for `byol pretrain --config`."""
-    sides = {"t": config.views.t, "t_prime": config.views.t_prime}
-    both = {side: {item.name: getattr(view, item.name) for item in fields(View)} for side, view in sides.items()}
+def in_yaml(policy: policies.Policy, config: Config, rates: bool, comments: list[str]) -> str:
+    """What the policy changes in both views, and rate and tau where they were chosen, for `byol pretrain --config`: all
+    else is left to `auto`, whose run may be larger than the trials were."""
+    both = {side: dict(policy.fields) for side in ("t", "t_prime")} if policy.fields else {}
     head = "".join(f"# {' '.join(line.split())}\n" for line in comments)
     optim = {"optim": {"lr": config.optim.lr, "tau": config.optim.tau}} if rates else {}
     return head + yaml.safe_dump({"views": both, **optim}, sort_keys=False)

@@ -40,7 +40,7 @@ def test_short_budgets_try_fewer_policies_and_then_say_so() -> None:
     cost = halving.Cost(0.1, 2.0)
     assert 4 <= halving.schedule(16, 4, cost, 200).policies < 16
     assert halving.schedule(2, 0, cost, 600).policies == 2
-    with pytest.raises(UsageError, match=r"0\.5 minutes are too few: 4 policies .* take 0\.87 minutes.*--minutes"):
+    with pytest.raises(UsageError, match=r"0\.5 minutes are too few: 4 policies .* take 1\.6 minutes.*--minutes"):
         halving.schedule(16, 4, cost, 30)
 
 

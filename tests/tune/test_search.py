@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from byol.cli import main
-from byol.config import Config, apply
+from byol.config import Config, Views, apply
 from byol.config_file import read_yaml
 from byol.errors import Interrupted, OutputBusy, UsageError
 from byol.presets import small_views
@@ -100,15 +100,18 @@ def test_a_search_that_was_ended_goes_on_to_the_same_choice(
 
 
 def test_what_a_search_writes(finished: Finished) -> None:
-    """Breaks when the YAML lacks a field of the views, the page loads anything, or the judge ignores labels."""
+    """Breaks when the YAML is not what the policy changes, the page loads anything, or the judge ignores labels."""
     assert "judge     a linear probe of labelled images (" in finished.told
     assert f"Next: byol pretrain {finished.images} --config {finished.out / 'tune.yaml'}" in finished.told
     record = search.read(finished.out)
     assert record is not None
     assert (record.choice, record.judge) == (finished.chosen, "labels")
-    config = apply(Config(), read_yaml(finished.out / "tune.yaml"))
-    expected = with_policy(POLICIES[finished.chosen], small_views())
-    assert (config.views.t, config.views.t_prime) == (expected.t, expected.t_prime)
+    for base in (Views(), small_views()):  # on whatever the run that follows has
+        config = apply(Config(views=base), read_yaml(finished.out / "tune.yaml"))
+        assert config.views == with_policy(POLICIES[finished.chosen], base)
+    plain = run.in_yaml(POLICIES["usual"], Config(), False, ["why"])
+    (finished.out / "usual.yaml").write_text(plain)
+    assert apply(Config(), read_yaml(finished.out / "usual.yaml")) == Config()
     page = (finished.out / "tune.html").read_text()
     assert not re.search(r"<script|https?://|src=\"(?!data:)", page)
     assert page.count("<img ") == len(NAMES)
