@@ -36,8 +36,8 @@ def percent(values: list[float]) -> str:
 def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     lines = [
         "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), `cifar10-cpu`: ResNet-18 of",
-        "width 0.25 on two CPU cores; `plain` is BYOL alone, without the preset's negatives that fade. Test accuracy;",
-        "mean ± deviation over seeds.",
+        "width 0.25 on two CPU cores; `plain` is BYOL alone, `fading` has negatives that fade out of BYOL's own loss;",
+        "the preset begins as SimCLR. Test accuracy; mean ± deviation over seeds.",
         "",
         "| run | px | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -69,8 +69,9 @@ def by_auto(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """What `auto` reached in a budget."""
     lines = [
         "`auto` in a few minutes (`benchmarks/auto.py`), planned for CPU time on one thread of a busy machine. Its",
-        "recipe was chosen on imagenette and its enlarged views on cifar, by the tries below. Test accuracy with 20",
-        "neighbours and by logistic regression, beside the untrained network of the same shape.",
+        "recipe was chosen on cifar and imagenette, by the tries below; `before` had negatives that fade out of BYOL's",
+        "own loss. Test accuracy with 20 neighbours and by logistic regression, beside the untrained network of the",
+        "same shape.",
         "",
         "| run | seeds | budget | images | steps | BYOL kNN | untrained kNN | BYOL linear | untrained linear |",
         "|---|---|---|---|---|---|---|---|---|",
