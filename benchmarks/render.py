@@ -13,6 +13,7 @@ from typing import Any
 
 import render_processes
 import render_speed
+import render_views
 import render_weights
 
 from byol.config import flatten
@@ -24,7 +25,6 @@ from byol.tables.render import agreement, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_FIGURES = ("own-images", "tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
-FEWEST = 8  # policies, in benchmarks/tune.py
 PAGES = ("README.md", *(f"docs/{name}.md" for name in WITH_FIGURES))
 
 
@@ -225,57 +225,6 @@ def verdicts(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kinds(results: Path) -> str:
-    """Views of a kind of images against those of photographs: what benchmarks/kinds.py measured."""
-    runs = read_json(results / "kinds.json")["runs"]
-    lines = ["| images | steps | views | seeds | linear | kNN |", "|---|---|---|---|---|---|"]
-
-    def line(images: str, steps: int, views: str, some: list[dict[str, float]]) -> None:
-        means = [f"{100 * statistics.mean(each[name] for each in some):.1f} %" for name in ("linear", "knn")]
-        lines.append(f"| {images} | {steps} | {views} | {len(some)} | {' | '.join(means)} |")
-
-    for images, steps in sorted({(run["images"], run["steps"]) for run in runs}, reverse=True):
-        own = [run for run in runs if (run["images"], run["steps"]) == (images, steps)]
-        line(images, steps, "untrained", [run["untrained"] for run in own if run["views"] == "photo"])
-        for views in dict.fromkeys(run["views"] for run in own):
-            some = [run["trained"] for run in own if run["views"] == views]
-            name, _, more = views.partition(", ")
-            said = f"of the preset `{name}`" if name != "photo" else "of photographs"
-            line(images, steps, f"{said}, {more}" if more else said, some)
-    return "\n".join(lines) + "\n"
-
-
-def calibration(results: Path) -> str:
-    """How well each measure of `byol tune` chooses: what benchmarks/tune.py measured."""
-    record = read_json(results / "tune-calibration.json")
-    found = record["summary"]
-    domains = list(found["regret"]["default"])[:-2]
-    cells = [cell for cell in record["cells"] if cell["policy"] != "untrained"]
-    policies, seeds = ({cell[name] for cell in cells} for name in ("policy", "seed"))
-    lines = [
-        f"{len(policies)} policies on each of {len(domains)} kinds of images, {len(seeds)} seeds, {len(cells)} runs",
-        f"of {cells[0]['steps']} steps of 64 images at 16 px; linear accuracy on 2,000 test images, 500 of",
-        "imagenette-subset, as the mean of the seeds. *Rank correlation* compares a measure's order of the policies",
-        "with that of linear accuracy; *lost* are the points of accuracy between the best policy and the one that is",
-        f"chosen, which counts luck of the best one too. A kind and a seed with fewer than {FEWEST} policies are not",
-        "counted.",
-        "",
-        f"| who chooses | rank correlation | lost, mean | at worst | {' | '.join(domains)} |",
-        f"|{'---|' * (4 + len(domains))}",
-    ]
-    names = {"labels": "ten labels a class", "labels50": "fifty labels a class", "default": "always the usual views"}
-    names["random"] = "any policy"
-    for name, lost in found["regret"].items():
-        order = found["correlation"].get(name)
-        shown = f"{order['mean']:+.2f}" if order else ""
-        each = " | ".join(f"{lost[domain]:.1f}" for domain in domains)
-        told = names.get(name, f"`{name}`")
-        lines.append(f"| {told} | {shown} | {lost['mean']:.1f} | {lost['largest']:.1f} | {each} |")
-    held = "; ".join(f"{domain} {lost:.1f} by {name}" for domain, (name, lost) in found["held out"].items())
-    lines += ["", "Lost on each kind by the measure without labels that lost least on all the others:", f"{held}."]
-    return "\n".join(lines) + "\n"
-
-
 def scores(results: Path) -> str:
     """Everything that was pretrained and evaluated here, in one page."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -389,8 +338,8 @@ def rendered(results: Path) -> dict[Path, str]:
         ("docs/results.md", "results", scores),
         ("docs/learning.md", "verdicts", lambda place: verdicts(read_json(place / "verdicts.json"))),
         ("docs/from-weights.md", "weights", render_weights.from_weights),
-        ("docs/tune.md", "calibration", calibration),
-        ("docs/any-image.md", "kinds", kinds),
+        ("docs/tune.md", "calibration", render_views.calibration),
+        ("docs/any-image.md", "kinds", render_views.kinds),
         ("docs/own-images.md", "walk", first_hour),
     ):
         assert f"<!-- {block}: " in pages[name], f"{name} has no place for {block}"

@@ -1,4 +1,4 @@
-"""Who chooses: a linear probe of a few labels where there are some, else the measure that calibration supports most.
+"""Who chooses: a few labels where there are some, else the measure without labels that lost least in the calibration.
 
 CALIBRATED holds what benchmarks/tune.py found for each measure, of results/tune-calibration.json. Needs no torch.
 """
@@ -74,14 +74,14 @@ def words(values: Values, chosen: str, means: Mapping[str, str], name: str, usua
     return lines
 
 
-WITHOUT_LABELS = "twins"
+WITHOUT_LABELS = "rotation"
 CALIBRATED: dict[str, Calibrated] = {
-    "labels": Calibrated(0.26, 3.25, 7.67),
-    "labels50": Calibrated(0.52, 2.36, 3.83),
-    "rankme": Calibrated(0.0, 5.18, 8.0),
-    "lidar": Calibrated(-0.34, 7.14, 16.83),
-    "alpha": Calibrated(0.12, 3.31, 4.0),
-    "twins": Calibrated(0.21, 2.96, 6.83),
-    "rotation": Calibrated(0.02, 4.65, 11.17),
-    "belongs": Calibrated(0.25, 4.03, 10.0),
+    "labels": Calibrated(0.4, 2.88, 10.0),
+    "labels50": Calibrated(0.81, 0.64, 2.75),
+    "rankme": Calibrated(0.18, 9.86, 21.95),
+    "lidar": Calibrated(-0.25, 16.86, 46.12),
+    "alpha": Calibrated(-0.02, 10.81, 36.0),
+    "twins": Calibrated(0.5, 9.97, 39.38),
+    "rotation": Calibrated(0.37, 5.55, 21.8),
+    "belongs": Calibrated(0.56, 5.92, 26.38),
 }

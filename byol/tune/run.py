@@ -197,7 +197,7 @@ def judged(name: str, labels: str) -> str:
         return f"{name}, without labels: {lost}; with fifty labels a class, --labels FOLDER, {many.regret:.1f}"
     whose = labels or f"the images' own folders, taken for classes; --labels {NONE} chooses without"
     lost = f"its choice lost {few.regret:.1f} points with ten a class, {many.regret:.1f} with fifty"
-    return f"a linear probe of labelled images ({whose}): in the calibration {lost}"
+    return f"probes of labelled images ({whose}): in the calibration {lost}"
 
 
 def _write(request: Request, going: search.Search, source: Source, chosen: str) -> None:

@@ -105,9 +105,20 @@ def test_few_labels() -> None:
     """Breaks when an image votes for itself, or a class is missing from a fold."""
     targets = torch.arange(60) % 3
     features = vectors(60, 20)
-    assert measures.few_labels(features, targets) < 0.6  # chance is a third; with themselves they would be known
-    features[:, :3] += 6 * torch.nn.functional.one_hot(targets, 3)
-    assert measures.few_labels(features, targets) == 1
+    for share in (measures.few_labels, measures.in_folds, measures.by_neighbours):
+        assert share(features, targets) < 0.6  # chance is a third; with themselves they would be known
+    features[:, :3] += 12 * torch.nn.functional.one_hot(targets, 3)
+    for share in (measures.few_labels, measures.in_folds, measures.by_neighbours):
+        assert share(features, targets) == 1
+
+
+def test_neighbours_by_hand() -> None:
+    """Breaks when votes are counted instead of weighed by nearness, or the features are not centred."""
+    angles = torch.tensor([0.0, 0.1, 0.5, 0.6, 3.1, 3.2]).double()
+    features = torch.stack([angles.cos(), angles.sin()], 1) + 5.0  # far from the origin, where all cosines are 1
+    targets = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert measures.by_neighbours(features, targets, k=4) == 1.0
+    assert measures.by_neighbours(features, torch.tensor([0, 1, 0, 1, 0, 1]), k=1) == 0.0
 
 
 def test_every_measure_is_larger_for_better_features() -> None:

@@ -101,7 +101,7 @@ def test_a_search_that_was_ended_goes_on_to_the_same_choice(
 
 def test_what_a_search_writes(finished: Finished) -> None:
     """Breaks when the YAML is not what the policy changes, the page loads anything, or the judge ignores labels."""
-    assert "judge     a linear probe of labelled images (" in finished.told
+    assert "judge     probes of labelled images (" in finished.told
     assert f"Next: byol pretrain {finished.images} --config {finished.out / 'tune.yaml'}" in finished.told
     record = search.read(finished.out)
     assert record is not None
