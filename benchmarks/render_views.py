@@ -14,20 +14,25 @@ FEWEST = 8  # policies, in benchmarks/tune.py
 def kinds(results: Path) -> str:
     """Views of a kind of images against those of photographs: what benchmarks/kinds.py measured."""
     runs = read_json(results / "kinds.json")["runs"]
-    lines = ["| images | steps | views | seeds | linear | kNN |", "|---|---|---|---|---|---|"]
+    lines = ["| images | begins as | steps | views | seeds | linear | kNN |", "|---|---|---|---|---|---|---|"]
+    starts = {"simclr-to-byol": "SimCLR", "info-nce": "BYOL with negatives"}
 
-    def line(images: str, steps: int, views: str, some: list[dict[str, float]]) -> None:
+    def line(kind: tuple[str, str, int], views: str, some: list[dict[str, float]]) -> None:
+        images, objective, steps = kind
         means = [f"{100 * statistics.mean(each[name] for each in some):.1f} %" for name in ("linear", "knn")]
-        lines.append(f"| {images} | {steps} | {views} | {len(some)} | {' | '.join(means)} |")
+        lines.append(f"| {images} | {starts[objective]} | {steps} | {views} | {len(some)} | {' | '.join(means)} |")
 
-    for images, steps in sorted({(run["images"], run["steps"]) for run in runs}, reverse=True):
-        own = [run for run in runs if (run["images"], run["steps"]) == (images, steps)]
-        line(images, steps, "untrained", [run["untrained"] for run in own if run["views"] == "photo"])
+    def kind_of(run: dict[str, Any]) -> tuple[str, str, int]:
+        return run["images"], run["objective"], run["steps"]
+
+    for kind in sorted({kind_of(run) for run in runs}, reverse=True):
+        own = [run for run in runs if kind_of(run) == kind]
+        line(kind, "untrained", [run["untrained"] for run in own if run["views"] == "photo"])
         for views in dict.fromkeys(run["views"] for run in own):
             some = [run["trained"] for run in own if run["views"] == views]
             name, _, more = views.partition(", ")
             said = f"of the preset `{name}`" if name != "photo" else "of photographs"
-            line(images, steps, f"{said}, {more}" if more else said, some)
+            line(kind, f"{said}, {more}" if more else said, some)
     return "\n".join(lines) + "\n"
 
 
