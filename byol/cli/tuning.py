@@ -24,7 +24,7 @@ def tune(
     rates: Annotated[bool, Parameter(negative=())] = False,
     given: Annotated[ConfigFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Look for the views that suit these images, by a few labels or without any.
+    """Look for the views that suit these images.
 
     Writes tune.yaml for `byol pretrain --config`, and a page that shows why. The same command again goes on.
 

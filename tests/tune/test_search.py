@@ -208,6 +208,8 @@ def test_the_images_own_classes_judge_unless_told_otherwise(
     """Breaks when classes of the images are not used, are used against the user's word, or too few of them refuse a
     search that nobody asked to have labels."""
     quickened(monkeypatch)
+    monkeypatch.setattr(search, "run", lambda *_: "usual")
+    monkeypatch.setattr(run, "_write", lambda *_: None)
     images = write_images(tmp_path / "images", 16, classes)
     asked = run.Request(str(images), 7.5, tmp_path / "out", labels=labels, values=SMALL, policies=NAMES[:2])
     run.tune(asked)
