@@ -246,7 +246,8 @@ CPU_SHAPES = (
     Shape(64, "resnet18", 0.25),
 )
 # Of images below SMALL_SIDE px. At 32 px the 7x7 stem leaves an eighth of the places of a 3x3 stem, and in 2 minutes of
-# one core 5,000 images of CIFAR-10 taught it more: kNN 44 %, against 41 % enlarged to 64 px and 43 % by 3x3 at 16 px.
+# one core 5,000 images of CIFAR-10 taught it more: kNN 44 %, against 41 % enlarged to 64 px and 43 % by 3x3 at 16 px
+# (results/auto-shapes.json).
 SMALL_SIDE = 48
 SMALL_SHAPES = (Shape(64, "resnet18", 0.5), Shape(32, "resnet18", 0.5), Shape(32, "resnet18", 0.25))
 ENOUGH_STEPS, FEWEST_STEPS = 5000, 10

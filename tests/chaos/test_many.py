@@ -166,7 +166,7 @@ def test_a_long_run_stays_as_it_is(tmp_path: Path, tiny: dict[str, Any], monkeyp
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_workers_share_the_names(tiny: dict[str, Any]) -> None:
     """Breaks if a loader process gets its own copy of the names as it looks at them (G20)."""
-    count, epochs = (1_000_000, 20) if LONG else (400_000, 2)
+    count, epochs = (1_000_000, 20) if LONG else (800_000, 1)
     images, batch, at_once = 4000, 8, count * epochs // 4000
     paths = joined([b"class/%050d.jpg" % number for number in range(count)], b"/")
     pixels, looked = torch.zeros(3, 32, 32, dtype=torch.uint8), np.arange(images) * at_once
@@ -191,8 +191,10 @@ def test_workers_share_the_names(tiny: dict[str, Any]) -> None:
     # The least of a few looks, because a batch on its way to the training process counts as the worker's own.
     early, late = (np.array(looks).min(0) for looks in (warm[:5], warm[-5:]))
     growth = float((late - early).max())
-    # A process with many libraries writes to some megabytes of what it shares, whatever it looks at.
-    assert growth < (5 if LONG else 12), f"{growth:.1f} MB, and the names are {len(paths.buffer) / 1e6:.0f} MB"
+    # A process with many libraries and other tests behind it writes to some megabytes of what it shares, whatever it
+    # looks at: 16 were seen. The names are three times as many, and as objects of Python far more.
+    size = len(paths.buffer) / 1e6
+    assert growth < (5 if LONG else size / 2), f"{growth:.1f} MB, and the names are {size:.0f} MB"
     print(f"{epochs} epochs of {count} names: {growth:+.1f} MB at most in a worker of {warm[0][0]:.0f} MB")
 
 
