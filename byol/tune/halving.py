@@ -58,8 +58,8 @@ def schedule(policies: int, moves: int, cost: Cost, seconds: float) -> Schedule:
                 return Schedule(count, [steps * GROWTH**place for place in range(len(rungs))], around)
     needed = spent(fewest, 0, cost, FEWEST_STEPS) / SPARE / 60
     raise UsageError(
-        f"{max(seconds, 0) / 60:.3g} minutes are too few: {fewest} policies of {FEWEST_STEPS} steps of {cost.step:.2g} s take "
-        f"{needed:.2g} minutes here. Raise --minutes, or lower --data.resolution or --network.width."
+        f"{max(seconds, 0) / 60:.3g} minutes are too few: {fewest} policies of {FEWEST_STEPS} steps of {cost.step:.2g} "
+        f"s take {needed:.2g} minutes here. Raise --minutes, or lower --data.resolution or --network.width."
     )
 
 
