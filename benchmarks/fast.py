@@ -62,6 +62,7 @@ FAST: dict[str, Any] = {  # the fastest recipe so far, as `byol.presets.fast` ha
     "optim.predictor_lr": 1.0,
     "optim.trust_coefficient": 0.001,
 }
+FADING = FAST | {"objective.name": "info-nce"}  # the fastest before: negatives that fade out of BYOL's own loss
 SHAPE = ("data.resolution", "network.", "objective.name", "optim.batch", "optim.optimizer", "run.precision")
 
 

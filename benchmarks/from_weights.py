@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import torch
-from fast import FAST, PLAIN
+from fast import FADING, PLAIN
 from PIL import Image
 
 from byol import data, neighbours
@@ -175,10 +175,10 @@ ADAMW = {"optim.optimizer": "adamw", "optim.lr": 0.002, "optim.predictor_lr": 1.
 RECIPES: dict[str, Figures] = {  # from given weights
     "lars": {"optim.encoder_lr": 0.3, "optim.head_epochs": 1, "optim.tau": 0.99},
     "adamw": ADAMW | {"optim.head_epochs": 1, "optim.encoder_lr": 0.5, "optim.tau": 0.99},
-    "adamw, negatives that fade": FAST | {"optim.lr": 0.002, "optim.head_epochs": 1, "optim.encoder_lr": 0.5},
-    "full rate": FAST | {"optim.head_epochs": 0.5},
-    "full rate, twice the rate": FAST | {"optim.head_epochs": 0.5, "optim.lr": 0.008},
-    "full rate, 600 steps": FAST | {"optim.head_epochs": 0.5},
+    "adamw, negatives that fade": FADING | {"optim.lr": 0.002, "optim.head_epochs": 1, "optim.encoder_lr": 0.5},
+    "full rate": FADING | {"optim.head_epochs": 0.5},
+    "full rate, twice the rate": FADING | {"optim.head_epochs": 0.5, "optim.lr": 0.008},
+    "full rate, 600 steps": FADING | {"optim.head_epochs": 0.5},
 }
 
 
@@ -202,7 +202,7 @@ def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -
         }
         return pretrain(folder, RUNS / f"photos-{seed}-{name}", "cifar10-cpu", values)
 
-    first = made("start", cifar / "train", "cifar", 2000, **FAST)
+    first = made("start", cifar / "train", "cifar", 2000, **FADING)
     here: Figures = {
         "random": scored(first.out, flowers, random=True, side=64),
         "start": {**scored(first.out, flowers, side=64), "steps": first.plan.steps},
@@ -214,7 +214,7 @@ def photos_of(seed: int, cifar: Path, flowers: Path, count: Mapping[str, int]) -
         here[recipe] = told(run, **scored(run.out / ENCODER, flowers, side=64))
         here[recipe]["best"] = scored(run.out / BEST, flowers, side=64)
     for steps in (300, 600, 1500):
-        run = made(f"scratch-{steps}", flowers, "flowers", steps, **FAST)
+        run = made(f"scratch-{steps}", flowers, "flowers", steps, **FADING)
         here[f"scratch, {steps} steps"] = told(run, **scored(run.out / ENCODER, flowers, side=64))
     return run, here
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fast import FAST, PLAIN
+from fast import FADING, PLAIN
 from PIL import Image
 
 from byol import data
@@ -78,7 +78,7 @@ STRONG = {
         **{"saturation": 1.0, "hue": 0.5, "grayscale": 0.5, "solarize": 0.5},
     }.items()
 }
-FADE: Settings = FAST | {"network.zero_init_last": False, "optim.tau": 0.97}
+FADE: Settings = FADING | {"network.zero_init_last": False, "optim.tau": 0.97}
 CROP_ONLY = {f"views.{each}.{name}": 0.0 for each in ("t", "t_prime") for name in ("jitter", "grayscale", "solarize")}
 
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from byol import neighbours
+
 RIDGE = 1e-2  # of the mean square of the features, in the linear probes
 FEW_RIDGE = 1.0  # likewise where there are about as many images as features
 TEMPERATURE = 0.07  # of the neighbours' votes
@@ -142,11 +144,10 @@ def in_folds(plain: Tensor, targets: Tensor, folds: int = 5, deals: int = 4) -> 
 
 def by_neighbours(plain: Tensor, targets: Tensor, k: int = 10) -> float:
     """Share whose class the k nearest others have, by centred cosines, the nearer ones with more weight."""
-    units = F.normalize(plain.double() - plain.double().mean(0), dim=1)
-    cosines = (units @ units.T).fill_diagonal_(-2.0)
-    near = cosines.topk(min(k, len(plain) - 1), 1)
-    votes = torch.zeros(len(plain), int(targets.max()) + 1, dtype=torch.float64)
-    votes.scatter_add_(1, targets[near.indices], (near.values / TEMPERATURE).exp())
+    centred = plain.float() - plain.float().mean(0)
+    near = neighbours.nearest(centred, centred, k, torch.arange(len(plain)))
+    votes = torch.zeros(len(plain), int(targets.max()) + 1)
+    votes.scatter_add_(1, targets[near.rows], (near.cosines / TEMPERATURE).exp())
     return float((votes.argmax(1) == targets).double().mean())
 
 
