@@ -215,16 +215,34 @@ def truth(cell: dict[str, Any]) -> str:
 
 
 def committed() -> Iterator[dict[str, Any]]:
-    """Every trained cell of the committed tables, once."""
+    """Every trained cell of the committed tables, once, and every run of the other benchmarks that kept its looks."""
+    yield from of_tables()
+    runs = read_json(ROOT / "results" / "fast-recipes.json")
+    for path in sorted((ROOT / "results").glob("auto-*-seed*.json")):
+        about = read_json(path)
+        name, data = path.stem.rsplit("-seed", 1)[0], about["what"].split(" of ")[1].split(":")[0]
+        runs.append({"recipe": name, "data": data, "trained": about["byol"], **about})
+    for run in runs:
+        shares = [look["knn"] for look in run["looks"] if "knn" in look]
+        images = counted(shares, 4)
+        yield {
+            **{"name": run["recipe"], "data": run["data"], "seed": run["seed"], "status": "committed"},
+            "key": f"{run['recipe']} {run['data']} {run['seed']} {run['steps']}",
+            **{which: run[which] for which in ("trained", "untrained")},
+            "looks": [{"images": images, **look} for look in run["looks"]],
+        }
+
+
+def of_tables() -> Iterator[dict[str, Any]]:
     seen = set()
-    for path in sorted((ROOT / "results" / "tables").glob("*-cpu.json")):
+    for path in sorted((ROOT / "results" / "tables").glob("*.json")):
         rows = [row for row in read_table(path).rows if not row.repeats]
         random = {cell.seed: cell.figures["Top-1"] for row in rows for cell in row.cells if not cell.looks}
         for label, cell in ((row.label, cell) for row in rows for cell in row.cells):
             if not cell.looks or cell.key in seen:
                 continue
             seen.add(cell.key)
-            images = counted([look["knn"] for look in cell.looks])
+            images = counted([look["knn"] for look in cell.looks], 6)
             yield {
                 **{"name": label, "data": path.stem, "seed": cell.seed, "key": cell.key, "status": "committed"},
                 "trained": {"linear": round(cell.figures["Top-1"] / 100, 4)},
@@ -233,10 +251,10 @@ def committed() -> Iterator[dict[str, Any]]:
             }
 
 
-def counted(shares: list[float]) -> int:
-    """The number of images that shares are of, which were rounded to six digits."""
-    fits = (n for n in range(64, 2000) if all(abs(share * n - round(share * n)) < n * 1e-6 for share in shares))
-    return next(fits)
+def counted(shares: list[float], digits: int) -> int:
+    """The number of images that shares are of, which were rounded to so many digits."""
+    off = 0.51 * 10**-digits
+    return next(n for n in range(64, 2000) if all(abs(share * n - round(share * n)) < n * off for share in shares))
 
 
 def held_out(cell: dict[str, Any]) -> bool:
