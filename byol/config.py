@@ -281,7 +281,7 @@ class Runtime:
     passes: Literal["auto", "in-turn", "together", "side-by-side"] = option(
         "auto",
         "how the views pass the networks, equal up to rounding: together as one batch, or on a CPU side by side in a "
-        "thread each, both with twice the activations; auto: side-by-side where clearly faster at first, or in-turn",
+        "thread each, both with twice the activations; auto: on a CPU what is clearly fastest at first, else in-turn",
         on_resume=True,
     )
     compile: bool = option(False, "torch.compile the encoder: minutes of compiling, then perhaps faster steps")

@@ -190,12 +190,12 @@ def build(setup: Setup) -> State:
 
         cuda = setup.machine.device.type == "cuda"
         norms.synchronize(model, config.network.norm_group, cuda, setup.machine.passes == TOGETHER)
-    if setup.machine.passes == TOGETHER:
-        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     optimizer = optim.build(model, config.optim)
     planning.announce(setup, model)
+    if setup.machine.passes == TOGETHER:
+        method.pass_together(model)
     setup.begin()
     step = resume(setup, model, optimizer)
     if config.run.shard and processes.world() > 1 and step < setup.plan.steps:

@@ -152,7 +152,7 @@ def memory(model: method.Method, config: Config, precision: str, passes: str = m
     target = size * sum(p.numel() for p in model.target.parameters()) if model.target else 0
     stored = size * sum(t.numel() for t in model.state_dict().values())
     slots = SLOTS[config.optim.optimizer] * trained
-    at_a_time = 2 if passes == machine.SIDE_BY_SIDE else 0
+    at_a_time = 0 if passes == machine.IN_TURN else 2
     activations = activation_bytes(model, config, at_a_time) * ACTIVATION_SIZE[precision]
     return Memory(2 * trained + target + slots, activations, stored + slots)
 
@@ -190,6 +190,8 @@ def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pac
     """
     if place.passes == machine.SIDE_BY_SIDE:
         method.pass_side_by_side(model, place.at_a_time)
+    if place.passes == machine.TOGETHER:
+        method.pass_together(model)
     size = config.data.resolution
     count = max(2, min(most, TIMED_PIXELS // size**2))
     view = place.images(torch.rand(count, config.network.channels, size, size), config)
@@ -271,8 +273,6 @@ def here(config: Config, devices: int = 1) -> Device:
         place, crowd = replace(place, threads=threads), max(1.0, devices * threads / cores)
     machine.use(place)
     model = method.build(config.network, 0, config.objective, config.data.resolution).to(**place.placement(config))
-    if config.run.passes == "together":
-        method.pass_together(model)
     if config.run.recompute:
         networks.use_recompute(model.online.encoder)
     seconds = pace(model, config, place, config.optim.batch // config.optim.accumulate).seconds

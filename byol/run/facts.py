@@ -79,13 +79,13 @@ def seconds_an_image(sample: Sequence[Tensor], config: Config, settled: Mapping[
     machine.use(place)
     with torch.random.fork_rng():
         model = method.build(config.network, objective=config.objective).to(**place.placement(config))
-        step = cost.pace(copy.deepcopy(model), config, place, config.optim.batch).seconds
-        for beside in ways.side_by_side(model, config, place):
-            machine.use(beside)
-            step = min(step, cost.pace(model, config, beside, config.optim.batch).seconds)
-            machine.use(place)
+        seconds = []
+        for way in (place, *ways.both_at_a_time(model, config, place)):
+            machine.use(way)
+            seconds.append(cost.pace(copy.deepcopy(model), config, way, config.optim.batch).seconds)
+        machine.use(place)
     cut = seconds_of_views(sample, config)
-    return step + cut if place.device.type == "cpu" else max(step, cut)
+    return min(seconds) + cut if place.device.type == "cpu" else max(*seconds, cut)
 
 
 def seconds_of_views(sample: Sequence[Tensor], config: Config) -> float:

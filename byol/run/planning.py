@@ -21,7 +21,7 @@ from byol.presets import chooses
 from byol.run import cost, files, machine
 from byol.run.cost import Memory, Pace
 from byol.run.directory import Setup
-from byol.run.machine import SIDE_BY_SIDE, Machine
+from byol.run.machine import SIDE_BY_SIDE, TOGETHER, Machine
 from byol.run.progress import duration, say
 from byol.run.record import Estimate
 
@@ -72,7 +72,8 @@ def timed(method: Method, config: Config, plan: Plan, place: Machine, held_bytes
     """The estimate of a run that begins; one long enough for it to matter is timed in the other ways too.
 
     On a machine that other programs use, threads wait for each other, and one alone is often several times as fast.
-    On one that is free, views side by side keep cores busy that threads of one operation leave idle.
+    On one that is free, views side by side keep cores busy that threads of one operation leave idle, and as one batch
+    they take fewer operations.
     """
     usual, pace = estimate(method, config, plan, place, held_bytes)
     best = Timed(place, usual, pace, usual)
@@ -112,6 +113,12 @@ def threads_in_words(found: Timed, threads: int) -> str:
         return (
             f"  threads   views side by side, a part of the {threads} each: {rate} images/s here and now, {usual} one "
             "after the other; --run.passes in-turn does that nevertheless"
+        )
+    if found.place.passes == TOGETHER:
+        count = f"{found.place.threads} thread{'s' * (found.place.threads > 1)}"
+        return (
+            f"  threads   {count}, both views as one batch: {rate} images/s here and now, {usual} one after the other; "
+            "--run.passes in-turn does that nevertheless"
         )
     return (
         f"  threads   1: one trains {rate} images/s here and now, {threads} train {usual}, as on a machine that is "

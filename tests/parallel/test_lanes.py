@@ -16,9 +16,9 @@ from byol.config import Network, Objective, Optim
 from byol.errors import Interrupted, UsageError
 from byol.objectives import OBJECTIVES
 from byol.parallel import lanes
-from byol.run import signals
+from byol.run import cost, planning, signals
 from byol.run.files import read_metrics
-from byol.run.machine import SIDE_BY_SIDE, Machine
+from byol.run.machine import SIDE_BY_SIDE, TOGETHER, Machine
 from byol.run.record import read_run
 from tests.test_method import TINY, buffers, views
 
@@ -126,13 +126,17 @@ def test_refused_in_words(folder: Path, tmp_path: Path, tiny: dict[str, Any], mo
         byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", tiny | BESIDE)
 
 
+@pytest.mark.parametrize("way", [SIDE_BY_SIDE, TOGETHER])
 def test_a_run_stopped_and_continued_has_the_same_bits(
-    folder: Path, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Breaks if the second view's networks do not follow a checkpoint, or the way is not stored."""
-    asked = tiny | BESIDE | {"optim.epochs": 3}
+    """Breaks if the second view's networks do not follow a checkpoint, or a way that was chosen by timing is not stored
+    and taken."""
+    asked = tiny | {"optim.epochs": 3, "run.threads": 2}
+    monkeypatch.setattr(planning, "WORTH_CHOOSING", 0.0)
+    monkeypatch.setattr(cost, "pace", lambda model, config, place, most: cost.Pace(1.0 + (place.passes != way), 1.0))
     whole = byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", asked)
-    assert read_run(whole.out).machine == Machine("cpu", "float32", 2, SIDE_BY_SIDE)
+    assert read_run(whole.out).machine == Machine("cpu", "float32", 2, way)
     count, original = 0, pretraining.update
 
     def stops(*arguments: Any, **named: Any) -> Outcome:

@@ -59,7 +59,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-BESIDE = 0  # where a number of threads is meant: two, with the views side by side
+BESIDE = 0  # where a number of threads is meant: two, with the views side by side; less: with the views as one batch
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], share: float = 1.0) -> list[int]:
@@ -68,7 +68,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], share: flo
 
     def pace(model: Method, config: Config, place: Machine, most: int) -> Pace:
         beside = place.passes == "side-by-side"
-        seen.append(BESIDE if beside else place.threads)
+        seen.append(BESIDE if beside else -place.threads if place.passes == "together" else place.threads)
         assert torch.get_num_threads() == (1 if beside else place.threads)
         return Pace(seconds[seen[-1]], share)
 
@@ -87,7 +87,7 @@ def test_one_thread_where_it_is_faster_and_ever_after(
     """Breaks if threads are not timed, the slower number is taken, it is not stored, or a run that goes on is timed
     again, whose bits would change."""
     asked = tiny | {"run.threads": 0, "optim.epochs": 1}
-    assert timed(monkeypatch, {1: 4.0, 2: 9.0, BESIDE: 8.0}, share=0.5) == []
+    assert timed(monkeypatch, {1: 4.0, 2: 9.0, BESIDE: 8.0, -2: 9.0, -1: 5.0}, share=0.5) == []
     byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
     said = capsys.readouterr().err
     for text in ("1 thread,", "busy with other programs", "took 50%"):
@@ -105,18 +105,21 @@ def test_one_thread_where_it_is_faster_and_ever_after(
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds", "timed_with", "passes"),
+    ("changes", "seconds", "timed_with", "way"),
     [
-        ({}, {1: 90.0, 2: 40.0, BESIDE: 41.0}, [2, 1, BESIDE], "in-turn"),  # all threads are faster
-        ({}, {1: 90.0, 2: 40.0, BESIDE: 30.0}, [2, 1, BESIDE], "side-by-side"),
-        ({"run.threads": 2}, {1: 40.0, 2: 90.0, BESIDE: 90.0}, [2, BESIDE], "in-turn"),  # the number is given
-        ({"run.passes": "in-turn"}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),  # so is the way
-        ({"run.compile": True}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),
-        ({"run.recompute": True}, {1: 90.0, 2: 40.0}, [2, 1], "in-turn"),  # memory is short
-        ({}, {1: 0.1, 2: 0.2}, [2], "in-turn"),  # the run is over before it matters
+        ({}, {BESIDE: 41.0, -2: 42.0}, [2, 1, BESIDE, -2, -1], (2, "in-turn")),  # all threads are faster
+        ({}, {BESIDE: 30.0}, [2, 1, BESIDE, -2, -1], (2, "side-by-side")),
+        ({}, {BESIDE: 30.0, -2: 25.0}, [2, 1, BESIDE, -2, -1], (2, "together")),
+        ({}, {-2: 30.0, -1: 25.0}, [2, 1, BESIDE, -2, -1], (1, "together")),
+        ({"run.threads": 2}, {1: 10.0, -1: 10.0}, [2, BESIDE, -2], (2, "in-turn")),  # the number is given
+        ({"run.threads": 1}, {-1: 80.0}, [1, -1], (1, "together")),
+        ({"run.passes": "in-turn"}, {BESIDE: 30.0}, [2, 1], (2, "in-turn")),  # so is the way
+        ({"run.compile": True}, {BESIDE: 30.0}, [2, 1], (2, "in-turn")),
+        ({"run.recompute": True}, {BESIDE: 30.0}, [2, 1], (2, "in-turn")),  # memory is short
+        ({}, {1: 0.1, 2: 0.2}, [2], (2, "in-turn")),  # the run is over before it matters
     ],
 )
-def test_all_threads_otherwise(
+def test_the_fastest_way_is_taken(
     folder: Path,
     tmp_path: Path,
     tiny: dict[str, Any],
@@ -125,11 +128,12 @@ def test_all_threads_otherwise(
     changes: dict[str, Any],
     seconds: dict[int, float],
     timed_with: list[int],
-    passes: str,
+    way: tuple[int, str],
 ) -> None:
-    """Breaks if one thread, or one for each view, is taken where all are faster or were asked for, or a short run is
-    timed twice."""
-    seen, taken = timed(monkeypatch, seconds), []
+    """Breaks if one thread, one for each view, or both views as one batch is not taken where it is clearly faster, or
+    is where all are faster or were asked for, or a short run is timed twice."""
+    usual = {1: 90.0, 2: 40.0, BESIDE: 90.0, -2: 90.0, -1: 90.0}
+    seen, taken = timed(monkeypatch, usual | seconds), []
 
     def stop(setup: Setup, *_: object) -> None:
         taken.append((setup.machine.threads, setup.machine.passes))
@@ -139,7 +143,7 @@ def test_all_threads_otherwise(
     asked = tiny | {"run.threads": 0, "optim.epochs": 0.4} | changes
     with pytest.raises(UsageError, match="enough"):
         byol.pretrain(folder, tmp_path / "run", "cifar10-cpu", asked)
-    assert (seen, taken) == (timed_with, [(2, passes)])
+    assert (seen, taken) == (timed_with, [way])
 
 
 @pytest.mark.parametrize(
