@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from byol.run.pictures import pyplot, save
-from byol.tables.record import RowFacts, TableRecord
+from byol.tables.record import Look, RowFacts, TableRecord
 from byol.tables.render import ours, theirs
 from byol.tables.table import cited
 
@@ -28,9 +28,16 @@ def _axes(record: TableRecord, count: int = 1, height: float = 4.5) -> tuple[Any
 
 
 def _rows(record: TableRecord) -> Any:
-    """A dot a row for the first figure, ours with its range, the paper's beside it."""
+    """A dot a row for the first figure, ours with its range, the paper's beside it; and where somebody had labels, the
+    monitor's kNN over our runs."""
     title, rows = record.columns[0].title, list(record.rows)
-    figure, (axis,) = _axes(record, height=1.6 + 0.3 * len(rows))
+    curves = [(row, looks) for row in rows if (looks := [look for look in _looks(row) if "knn" in look])]
+    figure, (axis, *more) = _axes(record, 1 + bool(curves), height=max(1.6 + 0.3 * len(rows), 4.5 * bool(curves)))
+    for row, looks in curves:
+        more[0].plot([look["step"] for look in looks], [100 * look["knn"] for look in looks], label=row.label)
+    for other in more:
+        other.set(xlabel="step", ylabel="the monitor's kNN, %, first seed")
+        _legend(other)
     for place, row in enumerate(rows):
         own, paper = ours(row, title), theirs(row, title)
         if own:
@@ -105,13 +112,17 @@ def _norms(record: TableRecord) -> Any:
     figure, axes = _axes(record, 2)
     for axis, name in zip(axes, ("norm_representation", "norm_projection"), strict=True):
         for row in record.rows:
-            looks = row.cells[0].looks if row.cells else []
-            if looks:
+            if looks := _looks(row):
                 axis.plot([look["step"] for look in looks], [look[name] for look in looks], label=row.label)
         axis.set_yscale("log")
         axis.set(xlabel="step", ylabel=f"ℓ2 {name.replace('_', ' of the ')}, first seed")
         _legend(axis)
     return figure
+
+
+def _looks(row: RowFacts) -> list[Look]:
+    """Of the first seed."""
+    return row.cells[0].looks if row.cells else []
 
 
 def _value(row: RowFacts, title: str, name: str) -> float | None:

@@ -105,18 +105,31 @@ def part(share: float | None) -> str:
     return "none" if not share else f"1/{round(1 / share, 2 - len(str(int(1 / share)))):,.0f}"
 
 
+def on_the_way(row: RowFacts) -> list[float]:
+    """The monitor's kNN in percent at the start, at each quarter and at the end of the run, the mean over seeds; empty
+    where nobody had labels."""
+    curves = [[look["knn"] for look in cell.looks if "knn" in look] for cell in row.cells]
+    known = [curve for curve in curves if curve]
+    places = [round((len(curve) - 1) * quarter / 4) for curve in known[:1] for quarter in range(5)]
+    return [100 * mean(curve[min(place, len(curve) - 1)] for curve in known) for place in places]
+
+
 def markdown(table: TableRecord) -> str:
     """The table for people, with what it rests on and the paper's inconsistencies below."""
     titles = [column.title for column in table.columns]
     varied = len({row.pace.tau for row in table.rows if row.pace and row.pace.tau is not None}) > 1
     heads = ["row", *(f"{title}{who}" for title in titles for who in (", ours", ", paper")), "seeds", "verdict"]
     heads += ["τ, ours", "remembers", "τ, paper", "remembers"] * varied
+    watched = any(on_the_way(row) for row in table.rows)
+    heads += ["kNN on the way"] * watched
     lines = [f"**{table.title}** ({cited(table.source)}), `{table.scale}` scale", ""]
     lines += [_line(heads), "|---" * len(heads) + "|"]
-    lines += [_line(_texts(table, row) + _tau(row) * varied) for row in table.rows]
+    lines += [_line(_texts(table, row) + _tau(row) * varied + _path(row) * watched) for row in table.rows]
     notes = [_order(table, title) for title in titles]
     if table.scale != "paper":
         notes.append(f"Ours: {_how(table)}; the paper's figures are ImageNet's: the order is compared, not the level.")
+    if watched:
+        notes.append("kNN on the way: the monitor's, in percent, before training, after each quarter, and at the end")
     notes += [_pace(table, varied), *(f"Note: {note}" for note in table.notes)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes if note)]) + "\n"
 
@@ -131,6 +144,10 @@ def _texts(table: TableRecord, row: RowFacts) -> list[str]:
     seeds = str(sum(cell.status == "finished" for cell in row.cells)) if row.cells else "–"
     same = f"; same run as “{row.repeats}”" if row.repeats else ""
     return [row.label, *(text for pair in figures for text in pair), seeds, verdicts(row) + same]
+
+
+def _path(row: RowFacts) -> list[str]:
+    return [" ".join(f"{value:.0f}" for value in on_the_way(row)) or "–"]
 
 
 def _tau(row: RowFacts) -> list[str]:

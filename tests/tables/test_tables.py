@@ -273,6 +273,20 @@ def test_rendering_a_known_table() -> None:
     assert table[2]["paper"] == "60.0±0.7"
 
 
+def test_what_was_learned_on_the_way_is_shown() -> None:
+    """Breaks if a quarter of the run is another one, or seeds are not averaged: nine looks, so every second one."""
+    record = made_up()
+    seeds = [[{"step": float(s), "knn": 0.1 + (0.05 + 0.02 * seed) * s} for s in range(9)] for seed in range(2)]
+    cells = [replace(cell, looks=looks) for cell, looks in zip(record.rows[0].cells, seeds, strict=True)]
+    record.rows[0] = replace(record.rows[0], cells=cells)
+    assert render.on_the_way(record.rows[0]) == pytest.approx([10, 22, 34, 46, 58])
+    lines = render.markdown(record).splitlines()
+    assert lines[2].endswith("| seeds | verdict | kNN on the way |")
+    assert lines[4].endswith("| learning | 10 22 34 46 58 |")
+    assert lines[5].endswith("| learning | – |")
+    assert render.on_the_way(record.rows[1]) == []
+
+
 @pytest.mark.parametrize("kind", DRAW)
 def test_pictures(tmp_path: Path, kind: str) -> None:
     """Breaks if a kind of figure cannot be drawn, of full tables or of one without any result."""
