@@ -354,6 +354,23 @@ def test_misses_and_false_alarms_of_the_verdict_are_counted() -> None:
     assert "False alarms: byol (seed 2, 45.0 % against 40.0 %, called collapsing with a spread of 0.05)." in text
 
 
+def test_time_to_accuracy_is_compared_seed_by_seed() -> None:
+    """Breaks if a peer that never reached a level counts as reaching it, or seeds are mixed. By hand: byol has 45 %
+    after 20 and 40 s, lightly after 100 s and never in 120 s: 5 and at least 3 times sooner, 4 in the middle."""
+    from benchmarks import time_to_accuracy
+
+    runs = [
+        {"who": "byol", "seed": 0, "looks": [(10.0, 0.3), (20.0, 0.46), (30.0, 0.44)]},
+        {"who": "byol", "seed": 1, "looks": [(20.0, 0.4), (40.0, 0.45)]},
+        {"who": "lightly", "seed": 0, "looks": [(50.0, 0.3), (100.0, 0.47)]},
+        {"who": "lightly", "seed": 1, "looks": [(60.0, 0.3), (120.0, 0.41)]},
+    ]
+    seconds, ratio = time_to_accuracy.goals(runs, [0.45, 0.5])
+    assert (seconds["figure"], seconds["low"], seconds["high"]) == (30.0, 20.0, 40.0)
+    assert (ratio["figure"], ratio["low"], ratio["high"], ratio["reached"]) == (4.0, 3.0, 5.0, True)
+    assert "41 % at best when its time was over: at least" in ratio["what"]
+
+
 def test_speed_of_a_busy_machine_is_not_rendered(tmp_path: Path) -> None:
     """Breaks if figures taken while others computed reach a page, or a missed goal is called reached."""
     from benchmarks import render_speed
