@@ -20,7 +20,7 @@ BOUNDS = {
     "knn": "torch's matrix product, which alone takes as long as all of faiss with its own on this processor",
     "logistic": "float64 products of the features with 100 classes times the penalties",
     "startup": "the imports of the command line",
-    "time-to-accuracy": "only that no more than 20 minutes were waited for lightly",
+    "time-to-accuracy": "the encoder's own passes, which both compute, and a recipe that ends as BYOL's",
     "slopes": "small sizes that fit into the caches, large ones that do not",
 }
 
