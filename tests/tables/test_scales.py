@@ -52,6 +52,10 @@ def test_small_scales_depend_on_no_preset_for_small_machines(monkeypatch: pytest
     expected = flatten(Config()) | CPU
     assert baseline("cpu") == expected
     assert baseline("night") == expected | NIGHT
+    row = row_of("byol-to-simclr", "BYOL: predictor, target, β 0")
+    base = flatten(presets.compose(*resolved(TABLES["byol-to-simclr"], row, SCALES["night"], {}), {})[0])
+    # Of 4,687 steps of 128 images, 12 epochs of 50,000, the share that τ 0.99 remembers of 93,835.
+    assert base == expected | NIGHT | {"optim.tau": pytest.approx(1 - 938.35 / 4687)}
     assert baseline("paper") == flatten(presets.paper_300())
 
 
