@@ -22,6 +22,7 @@ from byol.evals.spec import PROTOCOLS, Specs
 from byol.run.files import read_json, write_atomically
 from byol.tables.record import read_table
 from byol.tables.render import agreement, markdown
+from byol.tables.scales import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_FIGURES = ("own-images", "tune", "any-image", "results", "learning", "from-weights", "speed", "paper-tables")
@@ -284,11 +285,16 @@ def headline(results: Path) -> str:
         f"{missed} of {bad}",
         f"{alarms} alarms in {counts['better']} good runs",
     )
-    tables = [read_table(path) for path in sorted((results / "tables").glob("*.json"))]
-    orders = [agreement(each, each.columns[0].title) for each in tables]
-    agree, pairs = sum(each.clear_agree for each in orders), sum(each.clear_pairs for each in orders)
-    what = f"pairs of rows in the paper's order, {len(tables)} tables"
-    line("paper-tables", what, f"{agree} of {pairs}", "at a laptop's scale: two epochs at 16 px")
+    soon = [goal for goal in read_json(results / "speed-time-to-accuracy.json")["goals"] if goal["unit"] == "s"]
+    what = f"CPU time to {soon[-1]['what'].split(' to ')[1].split(' of ')[0]} of kNN on CIFAR-10 JPEGs, one thread"
+    figure = f"{soon[-1]['figure'] / 60:.1f} minutes"
+    line("speed", what, figure, "the best recipe of lightly has less after 20 minutes")
+    for scale in ("night", "cpu"):
+        tables = [read_table(path) for path in sorted((results / "tables").glob(f"*-{scale}.json"))]
+        orders = [agreement(each, each.columns[0].title) for each in tables]
+        agree, pairs = sum(each.clear_agree for each in orders), sum(each.clear_pairs for each in orders)
+        what = f"clear pairs of rows in the paper's order, {len(tables)} tables"
+        line("paper-tables", what, f"{agree} of {pairs}", f"`{scale}` scale: {SCALES[scale].what.partition(' on ')[0]}")
     return "\n".join(lines) + "\n"
 
 
