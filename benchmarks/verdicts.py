@@ -9,8 +9,9 @@ into docs/learning.md.
 
 Labels are the truth: an encoder is better than the untrained network when the accuracy of a linear classifier or of
 nearest neighbours is two points above the untrained network's and neither is two points below; it is worse when both
-are two points below, and level otherwise. Committed cells are those of the tables, of which the linear accuracy is known
-alone, and the runs of benchmarks/fast.py and auto.py that kept their looks. Thresholds were chosen on two thirds of all cells; the rest were held out.
+are two points below, and level otherwise. Committed cells are those of the tables, of which the linear accuracy is
+known alone, and the runs of benchmarks/fast.py and auto.py that kept their looks. Thresholds were chosen on two thirds
+of the cells that there were then; the rest were held out.
 """
 
 from __future__ import annotations
