@@ -453,5 +453,5 @@ def test_flags_hold_for_rows_that_do_not_set_them() -> None:
     given = {"optim.tau": 0.95, "optim.epochs": 7.0}
     values = [resolved(table, row, SCALES["cpu"], given)[1] for row in table.rows]
     taus = [flatten(presets.compose("paper-300", v, {})[0])["optim.tau"] for v in values]
-    assert taus == [0.95, 0.999, 0.95, 0.9, 0.95, 0.95]
+    assert taus == [0.95, 0.999, 0.99, 0.9, 0.95, 0.95]
     assert all(v["optim.epochs"] == 7.0 for v in values)
