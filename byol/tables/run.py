@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from byol.errors import ByolError, UsageError
+from byol.errors import ByolError, DiskError, UsageError
 from byol.evals.metrics import shown
 from byol.run.files import write_atomically
 from byol.run.progress import duration, say, tell
-from byol.tables import jobs, render
+from byol.tables import jobs, record, render
 from byol.tables.cells import Cell, Plan, missing, stored
-from byol.tables.compute import compute
+from byol.tables.compute import compute, header
 from byol.tables.forecast import HERE, Devices, announcement, at_a_time, forecast, paces, reckoned, rows
-from byol.tables.record import CellFacts, CellRecord, ColumnFacts, RowFacts, TableRecord, write_table
+from byol.tables.record import CellFacts, CellRecord, ColumnFacts, RowFacts, TableRecord, read_table, write_table
 from byol.tables.table import UNTRAINED, Column, Row
 
 POLL_SECONDS = 1.0
+# What a table shows of a cell as the cell's own record has it.
+SHARED = ("scores", "weights", "verdict", "seconds", "looks", "commit", "versions")
 
 
 class Progress:
@@ -54,6 +57,7 @@ def preview(plan: Plan, where: str = "", on: tuple[str, int] = ("here", 1)) -> d
     `on` are a device's name and how many of them share a cell; jobs of Slurm say that themselves. Returns the sums.
     """
     devices = Devices(*on)
+    take_up(plan, plan.distinct())
     together, todo = at_a_time(where), missing(plan.distinct())
     tasks = jobs.placed(where).tasks if where else None
     if devices.name == "here":
@@ -77,6 +81,7 @@ def run(plan: Plan, where: str = "") -> TableRecord:
     """Computes what is missing, writes the table's files and prints it; the same call again continues."""
     jobs.check(where)
     cells = plan.distinct()
+    take_up(plan, cells)
     forget_other_weights(cells)
     todo = missing(cells)
     here = not where.startswith("slurm")  # other machines have other times
@@ -93,6 +98,23 @@ def run(plan: Plan, where: str = "") -> TableRecord:
     if failed := missing(cells):
         raise ByolError(f"{len(failed)} of {len(cells)} cells failed; the same command tries them again.")
     return table
+
+
+def take_up(plan: Plan, cells: Sequence[Cell]) -> None:
+    """Stores the cells that a table's JSON in `out` holds and `out/cells` lacks: that file alone, from another machine,
+    is enough to go on from."""
+    lacking = {cell.key: cell for cell in cells if not cell.path.exists()}
+    for path in sorted(plan.out.glob(f"*-{plan.scale.name}.json")) if lacking else ():
+        try:
+            rows = read_table(path).rows
+        except DiskError as error:
+            say(f"{error} Nothing is taken from it.")
+            continue
+        for facts in (cell for row in rows for cell in row.cells if cell.status == "finished"):
+            if cell := lacking.pop(facts.key, None):
+                cell.path.parent.mkdir(parents=True, exist_ok=True)
+                same = {name: getattr(facts, name) for name in SHARED}
+                record.write(cell.path, replace(header(cell), status="finished", **same))
 
 
 def forget_other_weights(cells: Sequence[Cell]) -> None:

@@ -221,6 +221,27 @@ def test_a_failing_row_stops_no_other(
     assert [cell.figures["Top-1"] for row in record.rows for cell in row.cells] == [50.0] * 3
 
 
+def test_a_tables_file_alone_is_gone_on_from(
+    tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks if cells that another machine's JSON holds are computed again, lose evidence on the way, or if a damaged
+    file ends the table."""
+    monkeypatch.setattr(measure, "measure", fake)
+    first = run(asked(tmp_path / "there", tiny))
+    here = tmp_path / "here"
+    here.mkdir()
+    name = f"{first.table}-{first.scale}.json"
+    shutil.copy(tmp_path / "there" / name, here / name)
+    monkeypatch.setattr(measure, "measure", lambda cell: pytest.fail(f"{cell.label} was computed again"))
+    assert run(asked(here, tiny)) == first
+    shutil.rmtree(here / "cells")
+    (here / name).write_text("{")
+    monkeypatch.setattr(measure, "measure", fake)
+    again = run(asked(here, tiny))
+    assert [cell.figures for row in again.rows for cell in row.cells] == [{"Top-1": 50.0}] * 3
+    assert "is not valid JSON" in capsys.readouterr().err
+
+
 def made_up() -> TableRecord:
     """Four rows whose order is known: paper 70 > 69.5 > 60 > 10, ours 50, 52, 40 and, of one seed only, 45."""
 
