@@ -156,12 +156,13 @@ class Network:
     projector_depth: int = option(2, "linear layers of the projector", low=1, high=3)
     projection: int = option(256, "size of the projection and the prediction", low=1, high=65536)
     projection_norm: bool = option(False, "batch norm without offset after the projector (the original SimCLR's)")
-    predictor: Literal["mlp", "none", "optimal-linear"] = option(
-        "mlp", "none: unsupervised Mean Teacher; optimal-linear: solved anew for every batch (appendix I)"
+    predictor: Literal["mlp", "none", "optimal-linear", "isotropic"] = option(
+        "mlp",
+        "none: unsupervised Mean Teacher; of each batch: optimal-linear (appendix I) or isotropic, behind which all "
+        "directions are learned at one rate (IsoLoss)",
     )
-    ridge: float = option(
-        1e-6, "of optimal-linear, added to Z'Z as a fraction of its mean eigenvalue", low=1e-12, high=1e6
-    )
+    floor: float = option(0.1, "of isotropic: the share of every direction that it predicts", low=0, high=1e6)
+    ridge: float = option(1e-6, "of optimal-linear: added to Z'Z, in mean eigenvalues", low=1e-12, high=1e6)
     predictor_hidden: int = option(4096, "hidden units of the predictor", low=1, high=65536)
     predictor_depth: int = option(2, "linear layers of the predictor", low=1, high=3)
     head_bias: bool = option(False, "bias in the last linear layer of projector and predictor (paper's pseudo-code)")

@@ -75,6 +75,7 @@ class Method(nn.Module):
         self.classifier = classifier
         self.target_mode = target_mode
         self.objective = objective
+        self.closed = getattr(predictor, "closed", False)  # form: each batch has its own predictor
         self.together = False  # both views pass the networks as one batch; set by `pass_together`
         self.lanes: Lanes | None = None  # a thread a view; set by `pass_side_by_side`
 
@@ -177,14 +178,13 @@ class Method(nn.Module):
         return torch.stack(terms).sum()
 
     def predict(self, projection: Tensor, target: Tensor) -> Tensor:
-        """The predictor's output; only the closed-form predictor, which is fitted to the target, looks at it."""
-        solved = isinstance(self.predictor, networks.OptimalLinear)
-        prediction: Tensor = self.predictor(projection, target) if solved else self.predictor(projection)
+        """The predictor's output; only predictors in closed form, which may be fitted to the target, are given it."""
+        prediction: Tensor = self.predictor(projection, target) if self.closed else self.predictor(projection)
         return prediction
 
     def predict_both(self, projections: tuple[Tensor, ...], target1: Tensor, target2: Tensor) -> tuple[Tensor, ...]:
-        """Each view's prediction of the other's target; `together` in one pass, unless the predictor is solved for."""
-        if self.together and not isinstance(self.predictor, networks.OptimalLinear):
+        """Each view's prediction of the other's target; `together` in one pass, unless a view has its own."""
+        if self.together and not self.closed:
             both: Tensor = self.predictor(torch.cat(projections))
             return both.chunk(2)
         return self.predict(projections[0], target2), self.predict(projections[1], target1)
@@ -312,9 +312,16 @@ def _mlp(config: Network) -> nn.Module:
     return predictor
 
 
+def _closed(config: Network) -> nn.Module:
+    from byol.predictors import CLOSED  # loaded where it is needed
+
+    return CLOSED[config.predictor](config)
+
+
 ITS_OWN_TARGET = ("stop-gradient", "online")
 PREDICTORS: dict[str, Callable[[Network], nn.Module]] = {
     "mlp": _mlp,
     "none": lambda c: nn.Identity(),
-    "optimal-linear": lambda c: networks.OptimalLinear(c.ridge),
+    "optimal-linear": _closed,
+    "isotropic": _closed,
 }

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from byol.config import Network
 from byol.errors import UsageError, nearest
-from byol.parallel import collectives
 
 PLUGIN = "What a plug-in defines needs --plugin FILE."
 Padding = Literal["symmetric", "same"]
@@ -247,37 +246,6 @@ def norm_without_offset(features: int) -> nn.BatchNorm1d:
     norm = nn.BatchNorm1d(features)
     norm.bias = None  # type: ignore[assignment]
     return norm
-
-
-class OptimalLinear(nn.Module):
-    """The linear predictor Q* = argmin ‖Z·Q − Z'‖² of a batch, in closed form (paper, appendix I); nothing is trained.
-
-    The batch is that of all processes together. The gradient flows through the input Z alone and not through Q*, as for
-    any predictor that is optimal already (appendix H).
-    """
-
-    def __init__(self, ridge: float) -> None:
-        super().__init__()
-        self.ridge = ridge
-
-    def forward(self, projection: Tensor, target: Tensor) -> Tensor:
-        """Projections and targets (B, F) → predictions (B, F), without autocast, which is too coarse to solve in."""
-        # Tensors without numbers (meta), by which the cost of a step is counted, have no autocast of their own.
-        device = "cpu" if projection.is_meta else projection.device.type
-        with torch.autocast(device, enabled=False):
-            projection = projection.to(torch.promote_types(projection.dtype, torch.float32))
-            return projection @ self.solve(projection, target).to(projection.dtype)
-
-    @torch.no_grad()
-    def solve(self, projection: Tensor, target: Tensor) -> Tensor:
-        """Q*, (F, F); ridge·(mean eigenvalue of Z^T·Z) on the diagonal allows for features that vanish or repeat."""
-        wide = torch.float32 if projection.device.type == "mps" else torch.float64  # mps has no float64
-        z, wanted = projection.to(wide), target.to(wide)
-        moments, correlations = collectives.all_reduce(z.T @ z), collectives.all_reduce(z.T @ wanted)
-        moments.diagonal().add_((self.ridge * moments.diagonal().mean()).clamp(min=torch.finfo(wide).tiny))
-        # solve_ex does not raise on NaN, which then reaches the loss and is reported as divergence.
-        solution: Tensor = torch.linalg.solve_ex(moments, correlations).result
-        return solution
 
 
 def check_timm(name: str) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from byol import method, objectives, optim, presets
 from byol.algorithm import Pass, average_gradients, update
 from byol.config import apply
-from byol.networks import OptimalLinear
 from byol.parallel import collectives, engines, norms, processes
+from byol.predictors import Isotropic, OptimalLinear
 from byol.run.machine import Machine
 from tests.conftest import TINY
 
@@ -123,12 +123,17 @@ def predicted(phi: Tensor, psi: Tensor, own: Tensor) -> Tensor:
     return objectives.regression(OptimalLinear(1e-6)(phi, psi), psi, own)
 
 
+def isotropic(phi: Tensor, psi: Tensor, own: Tensor) -> Tensor:
+    return objectives.regression(Isotropic(0.1)(phi, psi), psi, own)
+
+
 LOSSES: dict[str, Both] = {
     "l2": both(objectives.regression),
     "batch": both(partial(objectives.regression, normalization="batch")),
     "info-nce": both(partial(objectives.info_nce, temperature=0.3, beta=0.7)),
     "without negatives": both(partial(objectives.info_nce, temperature=0.3, beta=0.0)),
     "optimal-linear": both(predicted),
+    "isotropic": both(isotropic),
 }
 
 

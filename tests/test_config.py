@@ -106,7 +106,7 @@ def test_bounds_of_every_number_are_enforced(name: str) -> None:
         ("optim.optimizer", 3, "lars, sgd, adamw"),
         ("run.device", "cdua", "cuda"),
         ("network.padding", None, "same"),
-        ("network.predictor", False, "mlp, none, optimal-linear"),
+        ("network.predictor", False, "mlp, none, optimal-linear, isotropic"),
         ("network.target", "offline", "Did you mean online"),
         ("objective.normalization", "l1", "l2"),
         ("views.crop", ["byol"], "byol"),

@@ -88,6 +88,7 @@ def test_a_step_of_pretraining_waits_for_nothing(
         {"optim.optimizer": "adamw", "optim.clip": 1.0},
         {"optim.optimizer": "sgd", "objective.name": "info-nce", "optim.accumulate": 2},
         {"network.predictor": "optimal-linear", "network.projection": 3},
+        {"network.predictor": "isotropic"},
         {"network.target": "moving-average", "run.passes": "together"},
         {**ALONE, "network.target": "stop-gradient", "views.colour": "torchvision", "objective.normalization": "batch"},
     ],

@@ -17,8 +17,8 @@ from byol import checkpoint, pretraining, schedules
 from byol.algorithm import Pass, update
 from byol.config import Objective
 from byol.errors import Diverged, Interrupted
-from byol.networks import OptimalLinear
 from byol.objectives import OBJECTIVES, regression
+from byol.predictors import Isotropic, OptimalLinear
 from byol.run import signals
 from byol.run.machine import Machine
 from tests.conftest import ALONE
@@ -278,6 +278,37 @@ def test_optimal_linear_against_numpy() -> None:
     single = OptimalLinear(1e-12).solve(z.float(), target.float())
     assert single.dtype == torch.float64
     np.testing.assert_allclose(single.numpy(), expected, rtol=1e-9)
+
+
+def test_isotropic_against_numpy() -> None:
+    """Breaks if the prediction is not ẑ·(C/‖C‖ + ε), or its gradient passes the predictor as a matrix, not as 1."""
+    z, weights = images(40, 6).double().requires_grad_(), images(40, 6, seed=1).double()
+    lengths = z.detach().norm(dim=1, keepdim=True).numpy()
+    unit = z.detach().numpy() / lengths
+    correlation = unit.T @ unit
+    found = Isotropic(0.3)(z, weights)
+    expected = unit @ (correlation / np.sqrt((correlation**2).sum()) + 0.3 * np.eye(6))
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-9)
+    (found * weights).sum().backward()
+    along = unit * (unit * weights.numpy()).sum(1, keepdims=True)  # what changes the length alone changes nothing
+    assert z.grad is not None
+    np.testing.assert_allclose(z.grad.numpy(), (weights.numpy() - along) / lengths, rtol=1e-9, atol=1e-12)
+
+
+def test_small_directions_grow_behind_an_isotropic_predictor() -> None:
+    """Breaks if what images hardly differ in is lost: with targets that are the projections themselves, a step makes
+    the weak direction stronger; behind the optimal predictor nothing is left to learn."""
+    before = torch.tensor([[1.0, 0.2], [1.0, -0.2], [-1.0, 0.2], [-1.0, -0.2]], dtype=torch.float64)
+
+    def gradient(predictor: OptimalLinear | Isotropic) -> Tensor:
+        z = before.clone().requires_grad_()
+        regression(predictor(z, before), before, before).backward()
+        assert z.grad is not None
+        return z.grad
+
+    after = before - gradient(Isotropic(0.1))
+    assert ((after[:, 1] / after[:, 0]).abs() > 1.05 * 0.2).all()
+    torch.testing.assert_close(gradient(OptimalLinear(1e-12)), torch.zeros_like(before), rtol=0, atol=1e-9)
 
 
 def test_ridge_by_hand() -> None:

@@ -319,7 +319,9 @@ def test_orders_alone_give_the_gradient_of_both(target: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
-@pytest.mark.parametrize("more", [{}, {"projection_norm": True}, {"predictor": "optimal-linear"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"projection_norm": True}, {"predictor": "optimal-linear"}, {"predictor": "isotropic"}]
+)
 def test_views_together_are_two_passes(target: str, name: str, more: dict[str, Any]) -> None:
     """Breaks if a view has statistics, a target or a gradient of both views, or they reach running averages in another
     order than view 1, view 2; and if evaluation takes a batch for two views."""

@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import byol
-from byol import checkpoint, networks, views
-from byol.config import Config, Data, View, Views, apply
+from byol import checkpoint, views
+from byol.config import Data, View, Views
 from byol.data import open_task
-from byol.data.folder import folder as folder_source
-from byol.data.parts import Part, Sealed, Task, balanced, whole
+from byol.data.parts import Part, Sealed, Task, balanced
 from byol.errors import Diverged, UsageError
 from byol.evals import budget, classifier, features, finetune, linear, logistic, record, supervised
-from byol.evals.encoder import Encoder, checksum, frozen, open_encoder, random_encoder
+from byol.evals.encoder import Encoder, frozen, open_encoder, random_encoder
 from byol.evals.evaluation import evaluate, open_data, run_protocol
 from byol.evals.protocol import Session
 from byol.evals.spec import (
@@ -40,7 +38,6 @@ from byol.evals.spec import (
     Supervised,
     Transfer,
 )
-from tests.conftest import write_images
 
 SPECS = Specs(
     Knn(k=5),
@@ -53,32 +50,6 @@ SPECS = Specs(
 
 # The whole image, never altered but by a flip.
 STILL = View(area_min=1, area_max=1, ratio_min=1, ratio_max=1, jitter=0, grayscale=0, blur=0)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny encoder with statistics of its own, as a file."""
-    config = apply(
-        Config(),
-        {
-            "network.encoder": "resnet18",
-            "network.width": 0.05,
-            "network.small_images": True,
-            "data.resolution": 32,
-            "views.t.area_min": 0.3,
-        },
-    )
-    torch.manual_seed(0)
-    module = networks.encoder(config.network)
-    module.train()(torch.rand(16, 3, 32, 32))
-    file = tmp_path_factory.mktemp("run") / checkpoint.ENCODER
-    checkpoint.save_encoder(file, module, config, {"step": 1})
-    return file
-
-
-@pytest.fixture
-def encoder(path: Path) -> Encoder:
-    return open_encoder(path, {"run.precision": "float32", "data.workers": 0})
 
 
 @pytest.fixture(scope="module")
@@ -132,68 +103,6 @@ def test_nothing_is_trained_after_the_test_part_is_opened(
     session = Session(cache=tmp_path / "cache", out=tmp_path / "out")
     run_protocol(name, encoder, replace(task, test=sealed), spec_of(name), session)
     assert sealed.opened
-
-
-def test_frozen_means_frozen(encoder: Encoder) -> None:
-    """Breaks if a moved weight or batch statistic goes unnoticed."""
-    with frozen(encoder) as module:
-        module(torch.rand(4, 3, 32, 32))
-    for name in ("conv1.weight", "layer3.0.bn1.running_mean", "bn1.num_batches_tracked"):
-        with pytest.raises(AssertionError, match="changed"), frozen(encoder) as module:
-            module.state_dict()[name].add_(1)
-
-
-def test_checksum_sees_names_shapes_and_bytes() -> None:
-    """Breaks if two different modules share a checksum, and with it their cached features."""
-    one, two = nn.Linear(2, 3), nn.Linear(3, 2)
-    with torch.no_grad():
-        for part in (one, two):
-            part.weight.fill_(1)
-            part.bias.zero_()
-    assert checksum(one) != checksum(two)
-    assert checksum(one) != checksum(nn.Sequential(one))
-
-
-@pytest.mark.parametrize("zero", [True, False])
-def test_a_random_encoder_starts_as_the_run_did(zero: bool, tmp_path: Path) -> None:
-    """Breaks if the baseline of a run is a network that starts in another way."""
-    config = apply(Config(), {"network.encoder": "resnet18", "network.width": 0.05, "network.zero_init_last": zero}, "")
-    checkpoint.save_encoder(tmp_path / "encoder.safetensors", networks.encoder(config.network), config, {})
-    found = random_encoder(open_encoder(tmp_path), 0).module
-    assert bool((found.layer1[0].bn2.weight == 0).all()) == zero
-
-
-def test_features_are_computed_once(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks if the cache is missed for the same images, or hit for a changed file or another encoder."""
-    part = whole(folder_source(write_images(tmp_path / "images", 12)))
-    first = features.of_part(encoder, part, tmp_path / "cache")
-    calls = []
-    original = features.represent
-    monkeypatch.setattr(features, "represent", lambda *a: calls.append(1) or original(*a))
-    again = features.of_part(encoder, part, tmp_path / "cache")
-    assert not calls
-    assert isinstance(again.values.base if again.values.base is not None else again.values, np.memmap)
-    np.testing.assert_array_equal(first.values, again.values)
-    features.of_part(random_encoder(encoder, 5), part, tmp_path / "cache")
-    assert len(calls) == 1
-    file = next((tmp_path / "images" / "class0").iterdir())
-    file.write_bytes(file.read_bytes() + b" ")
-    features.of_part(encoder, part, tmp_path / "cache")
-    assert len(calls) == 2
-
-
-def test_bad_images_leave_no_gap(encoder: Encoder, tmp_path: Path) -> None:
-    """Breaks if features and targets slide against each other where an image cannot be read."""
-    root = write_images(tmp_path / "images", 12)
-    sound = features.of_part(encoder, whole(folder_source(root)), tmp_path / "cache")
-    (root / "class0" / "004.jpg").write_bytes(b"no image")
-    part = whole(folder_source(root))
-    found = features.of_part(encoder, part, tmp_path / "cache")
-    place = [part.source.describe(i) for i in range(12)].index("class0/004.jpg")
-    np.testing.assert_array_equal(found.values, np.delete(sound.values, place, axis=0))
-    assert found.targets.tolist() == np.delete(part.targets, place).tolist()
-    both = features.of_both(encoder, part, part, tmp_path / "cache")
-    np.testing.assert_array_equal(both.values, np.concatenate([found.values, found.values]))
 
 
 def test_a_bank_is_its_heads_trained_alone(encoder: Encoder, task: Task) -> None:
@@ -392,14 +301,6 @@ def test_an_untrained_encoder_is_marked(path: Path, tmp_path: Path) -> None:
     for run, untrained in ((str(path), False), (f"random:{path}", True)):
         found = evaluate(run, "scenes:60", ["knn"], out=tmp_path / str(untrained), **usual)["knn"]
         assert found.encoder.untrained == untrained
-
-
-def test_embed_takes_its_arguments_by_name(path: Path, tmp_path: Path) -> None:
-    """Breaks if the names of the parameters change that other programs use."""
-    folder = write_images(tmp_path / "images", 4)
-    values, names = byol.embed(path=path, data=folder)
-    assert values.shape == (4, open_encoder(path).num_features)
-    assert len(names) == 4
 
 
 def test_the_supervised_encoder_is_kept(encoder: Encoder, task: Task, tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def built(target: str, name: str, **fields: Any) -> method.Method:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("target", get_args(get_type_hints(Network)["target"]))
-@pytest.mark.parametrize("more", [{}, {"projection_norm": True}, {"predictor": "optimal-linear"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"projection_norm": True}, {"predictor": "optimal-linear"}, {"predictor": "isotropic"}]
+)
 def test_side_by_side_is_in_turn(target: str, name: str, more: dict[str, Any]) -> None:
     """Breaks if a gradient is lost or counted twice where the threads part, a view sees the other's statistics, or the
     running averages follow one view alone, or both in the other order."""
