@@ -134,7 +134,7 @@ def pass_flops(model: method.Method, config: Config) -> tuple[float, float]:
         with counted(model.online) as branch:
             _, projection = model.online(view)
         with counted(model.predictor) as predictor:
-            if not hasattr(model.predictor, "ridge"):
+            if not model.closed:
                 model.predictor(projection)
         with counted(model.target or nn.Identity()) as other:
             if model.target is not None:

@@ -90,6 +90,17 @@ def test_resnet50_by_hand() -> None:
     assert of(**{"run.recompute": True}) - step == 2 * one
 
 
+def test_every_predictor_is_counted() -> None:
+    """Breaks if a plan cannot be made with a predictor, or counts what a trained one costs where there is none."""
+    steps = {}
+    for name in method.PREDICTORS:
+        config = sized(18, 0.25, **{"network.predictor": name, "optim.batch": 512})
+        steps[name] = cost.pass_flops(cost.on_paper(config), config)[1]
+    weights = 2 * 256 * 4096  # of the two layers
+    assert steps.pop("mlp") - steps["none"] == pytest.approx(2 * 3 * 2 * weights)  # views, passes, FLOPs a weight
+    assert len(set(steps.values())) == 1
+
+
 def test_memory_of_weights_and_activations() -> None:
     """Breaks if a copy of the weights is forgotten, recomputing saves nothing, or AdamW's second slot is left out."""
     config = sized(50, 1)
