@@ -75,7 +75,7 @@ class Method(nn.Module):
         self.classifier = classifier
         self.target_mode = target_mode
         self.objective = objective
-        self.closed = getattr(predictor, "closed", False)  # form: each batch has its own predictor
+        self.closed = getattr(predictor, "closed", False)  # in closed form: a view has its own predictor
         self.together = False  # both views pass the networks as one batch; set by `pass_together`
         self.lanes: Lanes | None = None  # a thread a view; set by `pass_side_by_side`
 

@@ -71,7 +71,8 @@ class Isotropic(nn.Module):
     def predicted(self, z: Tensor) -> Tensor:
         """Of normalized projections ẑ (B, F)."""
         correlation: Tensor = collectives.all_reduce(z.T @ z)
-        prediction: Tensor = z @ (correlation / correlation.norm()) + self.floor * z
+        length = correlation.norm().clamp(min=torch.finfo(z.dtype).tiny)  # of projections that are all 0
+        prediction: Tensor = z @ (correlation / length) + self.floor * z
         return prediction
 
 

@@ -295,6 +295,14 @@ def test_isotropic_against_numpy() -> None:
     np.testing.assert_allclose(z.grad.numpy(), (weights.numpy() - along) / lengths, rtol=1e-9, atol=1e-12)
 
 
+def test_isotropic_of_projections_that_vanish() -> None:
+    """Breaks if a batch whose projections are all 0 gives numbers that are not finite, in the loss or its gradient."""
+    z = torch.zeros(4, 3, requires_grad=True)
+    regression(Isotropic(0.1)(z, images(4, 3)), images(4, 3), images(4, 3)).backward()
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+
+
 def test_small_directions_grow_behind_an_isotropic_predictor() -> None:
     """Breaks if what images hardly differ in is lost: with targets that are the projections themselves, a step makes
     the weak direction stronger; behind the optimal predictor nothing is left to learn."""
