@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,51 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from byol.config import Network
+from byol.convolutions import Padding, SameMaxPool2d, conv
 from byol.errors import UsageError, nearest
 
 PLUGIN = "What a plug-in defines needs --plugin FILE."
-Padding = Literal["symmetric", "same"]
-# With fewer input channels, the gradient of a strided 1×1 convolution (channels_last, from about 48 px on) crashes the
-# process in torch 2.15 on CPUs with AVX-512: it writes beyond its memory.
-FEW_CHANNELS = 16
-
-
-def same_padding(images: Tensor, kernel: int, stride: int) -> Tensor:
-    """TensorFlow's SAME: as little padding as gives ceil(n / stride) outputs, the odd pixel at the bottom and right."""
-    pads: list[int] = []
-    for size in (images.shape[-1], images.shape[-2]):
-        total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
-        pads += [total // 2, total - total // 2]
-    return F.pad(images, pads) if any(pads) else images
-
-
-class SameConv2d(nn.Conv2d):
-    """A convolution padded as in TensorFlow and JAX, for weights that were trained there."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(same_padding(input, self.kernel_size[0], self.stride[0]))
-
-
-class SameMaxPool2d(nn.MaxPool2d):
-    """A 3×3 max pool with stride 2, padded as in TensorFlow; zeros never win, because its input has passed a ReLU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.max_pool2d(same_padding(input, 3, 2), 3, 2)
-
-
-class SubsampledConv2d(nn.Conv2d):
-    """A strided 1×1 convolution, computed by taking every stride-th pixel and convolving those without a stride."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.conv2d(input[..., :: self.stride[0], :: self.stride[1]], self.weight)
-
-
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: Padding = "symmetric") -> nn.Conv2d:
-    if kernel == 1 and stride > 1 and inputs < FEW_CHANNELS:
-        return SubsampledConv2d(inputs, outputs, 1, stride, bias=False)
-    if padding == "same" and stride > 1 and kernel > 1:
-        return SameConv2d(inputs, outputs, kernel, stride, bias=False)
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
 class BasicBlock(nn.Module):

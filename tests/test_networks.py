@@ -15,7 +15,7 @@ from timm.layers.pool2d_same import MaxPool2dSame
 from torch import Tensor, nn
 
 import byol
-from byol import networks
+from byol import convolutions, networks
 from byol.checkpoint import save_encoder
 from byol.config import Config, Network, apply
 from byol.errors import UsageError
@@ -223,51 +223,6 @@ def test_same_padding_is_timms(depth: int) -> None:
     torch.testing.assert_close(ours(x), with_timms_padding(theirs)(x), rtol=1e-12, atol=1e-12)
 
 
-def test_same_padding_at_224() -> None:
-    """Breaks if the odd pixel goes to the top or left: FACTS 2.4 has (2, 3) for the stem and (0, 1) for a 3×3."""
-    ones = torch.ones(1, 1, 224, 224)
-    for kernel, before, after in ((7, 2, 3), (3, 0, 1)):
-        padded = networks.same_padding(ones, kernel, 2)[0, 0]
-        assert padded.shape == (224 + before + after,) * 2
-        assert padded.sum() == 224 * 224
-        inside = padded[before : before + 224, before : before + 224]
-        assert inside.eq(1).all()
-    assert networks.same_padding(ones, 1, 2) is ones
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("height", "width"), [(5, 8), (6, 7), (9, 4), (3, 2)])
-@pytest.mark.parametrize("kernel", [3, 7])
-def test_same_convolution_by_hand(height: int, width: int, kernel: int) -> None:
-    """Breaks if height and width are exchanged, or the window of output i does not start at 2i − floor(total/2)."""
-    layer = networks.SameConv2d(1, 1, kernel, 2, bias=False).double()
-    x = images(1, 1, height, width).double()
-    weight, image = layer.weight[0, 0].tolist(), x[0, 0].tolist()
-
-    def first(size: int, index: int) -> int:
-        outputs = -(-size // 2)
-        return 2 * index - max(2 * (outputs - 1) + kernel - size, 0) // 2
-
-    def at(row: int, column: int) -> float:
-        total = 0.0
-        for i in range(kernel):
-            for j in range(kernel):
-                y, z = first(height, row) + i, first(width, column) + j
-                if 0 <= y < height and 0 <= z < width:
-                    total += weight[i][j] * image[y][z]
-        return total
-
-    expected = [[at(row, column) for column in range(-(-width // 2))] for row in range(-(-height // 2))]
-    torch.testing.assert_close(layer(x)[0, 0], torch.tensor(expected, dtype=torch.float64))
-
-
-@torch.no_grad()
-def test_same_pool_by_hand() -> None:
-    """Breaks if the pool's windows start a pixel early: at an even size the first one is pixels 0, 1, 2."""
-    x = torch.arange(36.0).reshape(1, 1, 6, 6)
-    assert networks.SameMaxPool2d(3, 2)(x)[0, 0].tolist() == [[14, 16, 17], [26, 28, 29], [32, 34, 35]]
-
-
 def check_initialization(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
@@ -342,7 +297,7 @@ def test_config_reaches_the_encoder() -> None:
         config = Network(encoder="resnet34", width=0.5, small_images=True, padding="same")
         network = networks.encoder(config)
         assert shapes(network) == shapes(networks.resnet(34, 0.5, True))
-        assert isinstance(network.layer2[0].conv1, networks.SameConv2d)
+        assert isinstance(network.layer2[0].conv1, convolutions.SameConv2d)
         assert isinstance(network.maxpool, nn.Identity)
     zeroed = networks.encoder(Network(encoder="resnet18", width=1 / 16, zero_init_last=True))
     assert zeroed.layer1[0].bn2.weight.eq(0).all()
@@ -400,21 +355,3 @@ def test_unknown_timm_model_offers_the_nearest() -> None:
         networks.encoder(Network(encoder="timm:resnet10tt"))
     with pytest.raises(UsageError, match="timm has no model ''"):
         networks.encoder(Network(encoder="timm:"))
-
-
-@pytest.mark.parametrize("size", [(48, 48), (7, 9)])
-def test_thin_shortcuts_are_plain_convolutions(size: tuple[int, int]) -> None:
-    """Breaks if the shortcut of a thin network is another function than torch's strided 1×1 convolution."""
-    made = networks.conv(3, 6, 1, 2).double()
-    assert type(made) is networks.SubsampledConv2d
-    assert type(networks.conv(16, 32, 1, 2)) is torch.nn.Conv2d
-    plain = torch.nn.Conv2d(3, 6, 1, 2, bias=False).double()
-    plain.load_state_dict(made.state_dict())
-    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    found, expected = made(x), plain(y)
-    torch.testing.assert_close(found, expected)
-    (found**2).sum().backward()
-    (expected**2).sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
-    torch.testing.assert_close(made.weight.grad, plain.weight.grad)
