@@ -91,6 +91,11 @@ class Window(NamedTuple):
         met = [tap for tap in range(self.kernel) if any(0 <= at + tap - self.padding < self.size for at in places)]
         return range(met[0], met[-1] + 1)
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is one window, and it is the map."""
+        return self.out == 1 and len(self.taps) == self.size
+
     def of(self, tap: int) -> slice:
         """Where this place of the kernel lies, in the padded map, for all places of the output."""
         return slice(tap, tap + self.stride * (self.out - 1) + 1, self.stride)
@@ -107,10 +112,13 @@ class Product(torch.autograd.Function):
             for size in images.shape[-2:]
         )
         x = images.permute(0, 2, 3, 1)
-        if padding:
-            x = F.pad(x, (0, 0, padding, padding, padding, padding))
-        windows = [x[:, down.of(i), across.of(j)] for i in down.taps for j in across.taps]
-        rows = torch.cat(windows, -1).flatten(0, 2)  # (B·h·w, taps·C)
+        if down.whole and across.whole:
+            rows = x.flatten(1)
+        else:
+            if padding:
+                x = F.pad(x, (0, 0, padding, padding, padding, padding))
+            windows = [x[:, down.of(i), across.of(j)] for i in down.taps for j in across.taps]
+            rows = torch.cat(windows, -1).flatten(0, 2)  # (B·h·w, taps·C)
         matrix = met(weight, down, across).permute(0, 2, 3, 1).flatten(1)  # (F, taps·C)
         ctx.save_for_backward(rows, matrix)
         ctx.down, ctx.across, ctx.shape = down, across, weight.shape
@@ -127,6 +135,8 @@ class Product(torch.autograd.Function):
         if of_matrix.shape != ctx.shape:
             of_weight = matrix.new_zeros(ctx.shape)
             met(of_weight, down, across).copy_(of_matrix)
+        if down.whole and across.whole:
+            return (g @ matrix).view(-1, down.size, across.size, channels).permute(0, 3, 1, 2), of_weight, None, None
         windows = (g @ matrix).view(len(gradient), down.out, across.out, -1, channels)
         padding = down.padding
         x = windows.new_zeros(len(gradient), down.size + 2 * padding, across.size + 2 * padding, channels)
