@@ -195,8 +195,14 @@ def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer, p
     for name, param in method.named_parameters():
         prefix = f"optimizer.{name}."
         slots = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-        if slots:  # counters such as AdamW's `step` stay on the CPU, buffers follow their parameter
-            optimizer.state[param] = {s: v.to(param.device) if v.shape == param.shape else v for s, v in slots.items()}
+        if slots:
+            optimizer.state[param] = {slot: _placed(value, param) for slot, value in slots.items()}
+
+
+def _placed(value: Tensor, param: Tensor) -> Tensor:
+    """A buffer on the device and in the memory layout of its parameter: torch's fused optimizers take elements in the
+    order in which memory has them, and ask nobody. Counters such as AdamW's `step` stay on the CPU."""
+    return torch.empty_like(param, dtype=value.dtype).copy_(value) if value.shape == param.shape else value
 
 
 def save_encoder(path: Path, encoder: nn.Module, config: Config, extra: dict[str, Any]) -> None:

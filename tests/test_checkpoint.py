@@ -52,6 +52,31 @@ def test_round_trip_is_exact(tmp_path: Path, optimizer: str) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
+def test_the_step_after_loading_is_the_one_that_was_cut_off(tmp_path: Path, optimizer: str) -> None:
+    """Breaks if buffers come back in another memory layout than their weights, which fused optimizers do not notice."""
+    before = state(7, optimizer=optimizer)
+    before.method.to(memory_format=torch.channels_last)
+    for param in before.method.parameters():
+        if param.grad is not None:
+            param.grad = torch.empty_like(param).copy_(param.grad)
+            for slot, value in before.optimizer.state[param].items():
+                if value.shape == param.shape:
+                    before.optimizer.state[param][slot] = torch.empty_like(param).copy_(value)
+    checkpoint.save(tmp_path, before, keep=2)
+    other = state(0, seed=1, optimizer=optimizer)
+    other.method.to(memory_format=torch.channels_last)
+    checkpoint.load_newest(tmp_path, other.method, other.optimizer)
+    for ours, theirs in zip(before.method.parameters(), other.method.parameters(), strict=True):
+        theirs.grad = None if ours.grad is None else torch.empty_like(theirs).copy_(ours.grad)
+    for each in (before, other):
+        for group in each.optimizer.param_groups:
+            group["lr"] = 0.1
+        each.optimizer.step()
+    ours, theirs = tensors(before), tensors(other)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_equal_states_are_equal_files(tmp_path: Path) -> None:
     """Breaks if the header is written in an order of chance: what a killed save has left would not be written over."""
     same = state(3)

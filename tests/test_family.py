@@ -111,13 +111,20 @@ def test_constant_tau_zero_and_one_are_the_targets_they_name(
 
 @pytest.mark.parametrize(
     "changes",
-    [NEGATIVES | NO_PREDICTOR | NO_TARGET | {"optim.accumulate": 2}, SOLVED, FADING],
-    ids=["simclr", "solved", "fading"],
+    [
+        NEGATIVES | NO_PREDICTOR | NO_TARGET | {"optim.accumulate": 2},
+        SOLVED,
+        FADING,
+        {"optim.optimizer": "adamw", "optim.lr": 0.01},
+        {"optim.optimizer": "sgd", "optim.lr": 0.01},
+    ],
+    ids=["simclr", "solved", "fading", "adamw", "sgd"],
 )
 def test_an_interrupted_variant_ends_as_an_uninterrupted_one(
     folder: Path, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """Breaks if a variant keeps anything between steps but weights and momentum, or cannot do without a target."""
+    """Breaks if a variant keeps anything between steps but weights and momentum, or cannot do without a target; or
+    if an optimizer's buffers come back in another memory layout than their weights."""
     overrides = tiny | changes
     byol.pretrain(folder, tmp_path / "whole", "cifar10-cpu", overrides)
     real, calls = pretraining.update, []

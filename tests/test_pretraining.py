@@ -381,7 +381,7 @@ def test_a_run_loads_what_it_needs() -> None:
     loaded = set(done.stdout.split())
     assert "byol.data.loader" in loaded
     assert not {name for name in loaded if name.split(".")[1:2] in (["evals"], ["explore"], ["weights"], ["cli"])}
-    assert len(loaded) <= 32, sorted(loaded)
+    assert len(loaded) <= 33, sorted(loaded)
 
 
 @pytest.mark.parametrize(("name", "short", "value"), [("data.root", "root", "here"), ("run.device", "device", "cpu")])
