@@ -1,4 +1,4 @@
-"""Every table of the paper by name, and from a request to the plan of its cells."""
+"""Every table by name, and from a request to the plan of its cells."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from byol.data.address import parse
 from byol.errors import UsageError, nearest
 from byol.tables.ablations import ABLATIONS
+from byol.tables.beyond import BEYOND
 from byol.tables.cells import Plan
 from byol.tables.predictors import PREDICTORS
 from byol.tables.results import RESULTS
@@ -17,7 +18,7 @@ from byol.tables.scales import SCALES, Overrides, Scale, ScaleName
 from byol.tables.table import UNTRAINED, Row, Table, cited
 from byol.tables.transfers import TRANSFERS
 
-TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *TRANSFERS, *ABLATIONS, *PREDICTORS)}
+TABLES: dict[str, Table] = {table.name: table for table in (*RESULTS, *TRANSFERS, *ABLATIONS, *PREDICTORS, *BEYOND)}
 
 
 def find(name: str) -> Table:

@@ -100,7 +100,13 @@ SENTENCES = {
 }
 STATED = [r"did not impact the performance (higher than $72\%$", "removing the weight decay in either"]
 # Figures that print no numbers: ours stand beside those of a table.
-BORROWED = {"few-labels": "all-labels", "few-labels-encoders": "all-labels", "target-memory": "target-decay"}
+BORROWED = {
+    "few-labels": "all-labels",
+    "few-labels-encoders": "all-labels",
+    "target-memory": "target-decay",
+    "target-rate": "target-decay",
+    "training-length": "byol-to-simclr",
+}
 
 
 def cleaned(cell: str) -> str:

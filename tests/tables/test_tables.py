@@ -71,6 +71,8 @@ COPIED = {
     ("predictor-lr", "λ 2", 0): "62.8±1.5",
     ("predictor-projector-lr", "μ 2, λ 2", 0): "15.8±13.4",
     ("optimal-predictor", "optimal linear predictor", 0): "52.5",
+    ("training-length", "stop gradient of online, τ 0", 0): "0.3",
+    ("target-rate", "constant random network", 0): "18.8±0.7",
 }
 
 
