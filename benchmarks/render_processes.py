@@ -97,3 +97,19 @@ def beside(record: dict[str, Any]) -> str:
             shape = f"{row['data.resolution']} | {stem} | {row.get('network.width', 0.25):g}"
             lines.append(f"| {when} | {shape} | {each} | {faster:.2f} × |")
     return "\n".join(lines) + "\n"
+
+
+def maps(record: dict[str, Any]) -> str:
+    """Convolutions of small maps as products against torch's own, a line a shape."""
+    lines = [
+        "Convolutions of maps of few places as one matrix product, as encoders train with on a CPU, against",
+        f"torch's own (`benchmarks/maps.py`): {record['what']}.",
+        "",
+        "| width | px | stem | precision | as products | torch's | as fast as torch's |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record["lines"]:
+        shape = f"{row['width']:g} | {row['side']} | {row['stem']} | {row['precision']}"
+        times = f"{row['product']:.0f} | {row['convolution']:.0f}"
+        lines.append(f"| {shape} | {times} | {row['gain']:.2f} × |")
+    return "\n".join(lines) + "\n"
