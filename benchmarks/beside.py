@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fast import QUARTER
 
 from byol import method, optim, presets
 from byol.algorithm import Pass, update
@@ -47,7 +48,7 @@ def ways() -> dict[str, Machine]:
 
 
 def milliseconds(case: dict[str, Any], place: Machine) -> float:
-    config = presets.compose("cifar10-cpu", case, {})[0]
+    config = presets.compose("cifar10-cpu", QUARTER | case, {})[0]
     machine.use(place)
     torch.manual_seed(0)
     made = method.build(config.network, 0, config.objective, config.data.resolution)

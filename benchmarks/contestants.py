@@ -123,6 +123,7 @@ def by_byol(spec: dict[str, Any]) -> dict[str, float]:
         "network.small_images": spec["small"],
         "network.projector_hidden": spec["hidden"],
         "network.predictor_hidden": spec["hidden"],
+        "optim.optimizer": "lars",
         "optim.batch": spec["batch"],
         "optim.epochs": steps * spec["batch"] / (count - min(int(0.02 * count), 1000)),
         "optim.warmup_epochs": 0,

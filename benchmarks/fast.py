@@ -6,9 +6,10 @@
 FOLDER holds train/<class>/ and test/<class>/ (or val/). After `--` come the name of the recipe and the fields in which
 it departs from `BASE` and `PLAIN` below. A step of the recipe's shape is timed once on one thread, in seconds of CPU;
 the run then has as many steps as fit into the minutes, so that recipes of one shape see the same images and recipes of
-another shape see as many as the same time pays for. Looks and evaluations are outside the time. Each try is added to
-results/fast-recipes.json with its config, commit, looks and accuracies: `knn` of the test images among the training
-images, `knn_all` of every image among all others (less noise), `linear` by logistic regression on request.
+another shape see as many as the same time pays for; --steps fixes their number instead. Looks and evaluations are
+outside the time. Each try is added to results/fast-recipes.json with its config, commit, looks and accuracies: `knn` of
+the test images among the training images, `knn_all` of every image among all others (less noise), `linear` by logistic
+regression on request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ BASE: dict[str, Any] = {
     "run.checkpoint_seconds": 1e9,
     "optim.probe": False,
 }
-PLAIN: dict[str, Any] = {  # BYOL alone, which cifar10-cpu departs from
+QUARTER: dict[str, Any] = {  # the ResNet-18 at 32 px and a quarter of its width, under LARS, that benchmarks share
+    "data.resolution": 32,
+    "network.width": 0.25,
+    "optim.optimizer": "lars",
+    "optim.lr": 0.4,
+    "optim.trust_coefficient": 0.005,
+    "optim.predictor_lr": 10.0,
+}
+PLAIN: dict[str, Any] = QUARTER | {  # BYOL alone, which tries are compared with
     "network.zero_init_last": False,
     "objective.name": "byol",
     "objective.fade": 0.0,
@@ -137,7 +146,7 @@ def compared(
     """One try: the run, and both encoders of its shape; `before` are the scores of the untrained one, where known."""
     folder, overrides = asked.folder, BASE | PLAIN | fields | {"run.seed": seed}
     config = apply(PRESETS[asked.preset](), overrides)
-    steps = max(1, int(60 * asked.minutes / step))
+    steps = asked.steps or max(1, int(60 * asked.minutes / step))
     task = data.open_task(str(folder), config.data)
     with tempfile.TemporaryDirectory() as out, Clock() as clock:
         images = len(list((folder / "train").rglob("*.*")))
@@ -187,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=2.0, help="of CPU time a try")
+    parser.add_argument("--steps", type=int, help="instead of minutes, where shapes of other cost are compared")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--preset", default="cifar10-cpu")
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the run")

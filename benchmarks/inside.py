@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fast import QUARTER
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -108,7 +109,8 @@ def flops(encoder: nn.Module, view: Tensor, place: Machine) -> float:
 def step(spec: dict[str, Any]) -> dict[str, Any]:
     """Loading from memory, views, gradient, optimizer and target, against the encoder's passes alone."""
     config = apply(
-        presets.cifar10_cpu(), {"optim.batch": spec["batch"], "objective.name": "byol", "objective.fade": 0.0}
+        presets.cifar10_cpu(),
+        {**QUARTER, "optim.batch": spec["batch"], "objective.name": "byol", "objective.fade": 0.0},
     )
     training = prepared(config, 5000)
     model, _, place, setup, batches = training
@@ -154,7 +156,7 @@ def features(spec: dict[str, Any]) -> dict[str, Any]:
     from byol.evals.encoder import Encoder
     from byol.evals.features import extract
 
-    config = presets.cifar10_cpu()
+    config = apply(presets.cifar10_cpu(), QUARTER)
     torch.manual_seed(0)
     encoder = Encoder("random", networks.encoder(config.network).eval(), config, machine.choose(config))
     source = data.open_source(spec["folder"], config.data)
@@ -237,12 +239,12 @@ def slopes(spec: dict[str, Any]) -> dict[str, Any]:
     for name, points in sizes.items():
         found[name] = []
         for size, fields in points:
-            training = prepared(apply(presets.cifar10_cpu(), fields), 1000)
+            training = prepared(apply(presets.cifar10_cpu(), QUARTER | fields), 1000)
             seconds = races({"step": training.step}, spec["rounds"])["step"]
             found[name].append((size, sorted(seconds)[len(seconds) // 2]))
     found["images of an epoch"] = []
     for count in (4096, 16384, 65536):
-        batches = prepared(apply(presets.cifar10_cpu(), {"optim.batch": 256}), count).batches
+        batches = prepared(apply(presets.cifar10_cpu(), {**QUARTER, "optim.batch": 256}), count).batches
         seconds = timed(lambda batches=batches, count=count: [next(batches) for _ in range(count // 256)])
         found["images of an epoch"].append((count, seconds))
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fast import FAST
+from fast import FAST, PLAIN
 from PIL import Image
 
 from byol import data, kinds
@@ -38,8 +38,9 @@ TRIED = {"grey": ("", "grey"), "bands": ("", "bands", "satellite")}  # the kinds
 TRAIN, TEST = 500, 500  # images of a class
 BATCH, OBJECTIVE = 128, FAST["objective.name"]
 SETTINGS: dict[str, Any] = {
-    "data.resolution": 16,
+    **PLAIN,
     **FAST,
+    "data.resolution": 16,
     "optim.batch": BATCH,
     "optim.tau": 0.97,
     "optim.probe": False,

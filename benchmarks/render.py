@@ -36,19 +36,25 @@ def percent(values: list[float]) -> str:
 
 def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
     lines = [
-        "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), `cifar10-cpu`: ResNet-18 of",
-        "width 0.25 on two CPU cores; `plain` is BYOL alone, `fading` has negatives that fade out of BYOL's own loss;",
-        "the preset begins as SimCLR. Test accuracy; mean ± deviation over seeds.",
+        "CIFAR-10 from re-compressed JPEG files (not comparable with published CIFAR-10), on two CPU cores or,",
+        "with one thread, on one of them: a ResNet-18 of the width that is said. `plain` is BYOL alone under LARS,",
+        "`fading` has negatives that fade out of BYOL's own loss, and `half` is the preset `cifar10-cpu`, which begins",
+        "as SimCLR, under AdamW. Test accuracy; mean ± deviation over seeds.",
         "",
-        "| run | px | seeds | minutes | images/s | BYOL linear | BYOL kNN | random linear | random kNN |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | px | width | threads | seeds | minutes | images/s | BYOL linear | kNN | random linear | kNN |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in results:
         minutes = statistics.mean(r["pretraining_minutes"] for r in runs)
         speed = statistics.mean(r["images_per_second"] for r in runs)
         scores = [percent([r[who][what] for r in runs]) for who in ("byol", "random") for what in ("linear", "knn")]
-        shape = f"{runs[0]['config']['data.resolution']} | {len(runs)} | {minutes:.1f} | {speed:.0f}"
+        config = runs[0]["config"]
+        shape = f"{config['data.resolution']} | {config['network.width']:g} | {config.get('run.threads') or 2}"
+        shape += f" | {len(runs)} | {minutes:.1f} | {speed:.0f}"
         lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
+        if larger := [r["byol_at_24_px"] for r in runs if "byol_at_24_px" in r]:
+            scores = [percent([r[what] for r in larger]) for what in ("linear", "knn")]
+            lines.append(f"| … where it looks at 24 px | 24 | | | {len(larger)} | | | {' | '.join(scores)} | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -245,12 +251,13 @@ def scores(results: Path) -> str:
     parts.append(render_processes.in_turns(read_json(results / "scaling-turns.json")))
     parts.append(render_processes.together(read_json(results / "views-together.json")))
     parts.append(render_processes.beside(read_json(results / "side-by-side.json")))
+    parts.append(render_processes.maps(read_json(results / "maps.json")))
     return "\n".join(parts)
 
 
 def headline(results: Path) -> str:
     """What the README says at once: good and bad, each with the page that tells how."""
-    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-plain-seed0.json")
+    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-half-seed0.json")
     quick, told = read_json(results / "auto-4m-imagenette-seed0.json"), read_json(results / "verdicts.json")
     counts = told["counts"]["all"]["all"]
     small, large = (
@@ -269,8 +276,9 @@ def headline(results: Path) -> str:
     ours = demo["results"]
     minutes, way = demo["seconds"] / 60, [f"{name} {share(ours[name]['linear'])}" for name in ("random", "supervised")]
     line("results", f"the demo, {minutes:.0f} minutes, linear", share(ours["BYOL"]["linear"]), ", ".join(way))
-    what = f"CIFAR-10 JPEGs, {long['pretraining_minutes']:.0f} minutes of two cores, linear"
-    line("results", what, share(long["byol"]["linear"]), f"random {share(long['random']['linear'])}")
+    what = f"CIFAR-10 JPEGs, {long['pretraining_minutes']:.0f} minutes of one core, linear"
+    beside = f"at 24 px {share(long['byol_at_24_px']['linear'])}, random {share(long['random']['linear'])}"
+    line("results", what, share(long["byol"]["linear"]), beside)
     beside = f"untrained {share(quick['untrained']['knn'])}"
     images = re.search(r"on (\d+) images", quick["what"])
     what = f"`auto` on {images[1] if images else 'some'} photos, {quick['budget'].split()[0].rstrip('m')} minutes, kNN"

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fast import QUARTER
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "1 process": {"processes": 1},
     "2 processes apart": {"processes": 2, "apart": True},
@@ -101,7 +103,7 @@ def work(settings: dict[str, Any]) -> None:
     from byol.run import cost
 
     fields = {name: value for name, value in settings.items() if "." in name}
-    config = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"], **fields})
+    config = apply(presets.cifar10_cpu(), {**QUARTER, "run.threads": 1, "optim.batch": settings["batch"], **fields})
     if count := settings.get("plan"):  # rated with half the images, asked about all of them
         half = apply(config, {"optim.batch": config.optim.batch // 2})
         planned = min(cost.cost(config, cost.here(half, count), count).seconds for _ in range(3))
@@ -141,7 +143,7 @@ def in_turns(settings: dict[str, Any]) -> None:
     from byol.config import apply
     from byol.parallel import processes
 
-    common = apply(presets.cifar10_cpu(), {"run.threads": 1, "optim.batch": settings["batch"]})
+    common = apply(presets.cifar10_cpu(), {**QUARTER, "run.threads": 1, "optim.batch": settings["batch"]})
     steps: dict[str, Callable[[], object]] = {}
     with processes.joined(False, 300):
         job = processes._job
@@ -243,7 +245,9 @@ def planned_in_turns(cycles: dict[str, list[float]], batch: int) -> dict[str, fl
     from byol.config import apply
     from byol.run import cost
 
-    config = apply(presets.cifar10_cpu(), {"run.threads": 1, "run.precision": "float32", "optim.batch": batch})
+    config = apply(
+        presets.cifar10_cpu(), {**QUARTER, "run.threads": 1, "run.precision": "float32", "optim.batch": batch}
+    )
     an_image = cost.pass_flops(cost.on_paper(config), config)[1]
     found = {}
     for count, name in ((1, "1 process"), (2, "2 processes")):

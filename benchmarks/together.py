@@ -19,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fast import QUARTER
+
 CASES: tuple[dict[str, Any], ...] = (
-    {"preset": "cifar10-cpu", "optim.batch": 32},
-    {"preset": "cifar10-cpu", "optim.batch": 128},
+    {"preset": "cifar10-cpu", **QUARTER, "optim.batch": 32},
+    {"preset": "cifar10-cpu", **QUARTER, "optim.batch": 128},
     {"preset": "imagenette", "network.encoder": "resnet18", "optim.batch": 4, "data.resolution": 224},
     {"preset": "imagenette", "network.encoder": "resnet18", "optim.batch": 8, "data.resolution": 224},
 )

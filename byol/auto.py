@@ -125,7 +125,7 @@ def _planned(choices: Choices, shape: Shape) -> Config:
     usual = config.objective.name
     if choices.get("objective.name", usual) != usual or choices.get("objective.normalization", "l2") != "l2":
         config = replace(config, objective=Objective())
-    if choices.get("optim.optimizer", "adamw") != "adamw":  # whose rates are others; those of cifar10-cpu
+    if choices.get("optim.optimizer", "adamw") != "adamw":  # whose rates are others
         config = replace(config, optim=replace(config.optim, lr=0.4, trust_coefficient=0.005, predictor_lr=10.0))
     return config
 

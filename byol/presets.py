@@ -132,29 +132,16 @@ def cifar10() -> Config:
 
 
 def cifar10_cpu() -> Config:
-    """CIFAR-10 on two CPU cores, 20 epochs in about 45 minutes: ResNet-18 at a quarter of its width.
+    """CIFAR-10 on two CPU cores, 45 epochs in about 45 minutes: ResNet-18 at half its width and 16 px, `fast` below.
 
-    A larger trust coefficient with a smaller rate than cifar10: weights move about as far, while biases and batch
-    norm, which see the rate itself, move less. A faster predictor stays near its optimum when steps are few, which
-    keeps the rank of the projections up (paper, appendix I). The loss begins as SimCLR's and ends as BYOL's, and blocks
-    begin as the identity, as in `fast` below.
+    68.3 % linear after 78 minutes of one core, and 71.3 % where the same encoder looks at 24 px: crops show objects
+    larger than whole images do. Views of 16 px through a 3x3 stem teach more in the same time than 32 px through a stem
+    with strides (results/fast-recipes.json).
     """
     base = cifar10()
-    return replace(
-        base,
-        network=replace(base.network, width=0.25, zero_init_last=True, projector_hidden=1024, predictor_hidden=1024),
-        objective=Objective(name="simclr-to-byol", fade=0.7),
-        optim=replace(
-            base.optim,
-            epochs=20,
-            warmup_epochs=0.5,
-            batch=128,
-            lr=0.4,
-            trust_coefficient=0.005,
-            predictor_lr=10.0,
-            tau=0.97,
-        ),
-    )
+    network = replace(base.network, width=0.5, projector_hidden=1024, predictor_hidden=1024)
+    optim = replace(base.optim, epochs=45, warmup_epochs=2, batch=128, tau=0.994)
+    return fast(replace(base, data=Data(resolution=16), network=network, optim=optim))
 
 
 def fast(config: Config) -> Config:

@@ -178,7 +178,7 @@ def test_every_departure_has_its_reason() -> None:
     assert not asked["steps"].equal
     small = {line.what: line for line in constants.check(run_record("cifar10-cpu", images=50_000))}
     assert small["views.t.blur"].why == "preset cifar10-cpu"
-    assert (small["blur kernel"].run, small["blur kernel"].equal) == (3, False)
+    assert (small["blur kernel"].run, small["blur kernel"].equal) == (1, False)
     chosen = run_record(overrides={"data.resolution": 64})
     asked_nothing = replace(chosen.request, preset="auto", overrides={})
     why = "the images' short side is typically 70 px"
