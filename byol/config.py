@@ -161,7 +161,7 @@ class Network:
         "none: unsupervised Mean Teacher; of each batch: optimal-linear (appendix I) or isotropic, behind which all "
         "directions are learned at one rate (IsoLoss)",
     )
-    floor: float = option(0.1, "of isotropic: the share of every direction that it predicts", low=0, high=1e6)
+    floor: float = option(0.01, "of isotropic: the share of every direction that it predicts", low=0, high=1e6)
     ridge: float = option(1e-6, "of optimal-linear: added to Z'Z, in mean eigenvalues", low=1e-12, high=1e6)
     predictor_hidden: int = option(4096, "hidden units of the predictor", low=1, high=65536)
     predictor_depth: int = option(2, "linear layers of the predictor", low=1, high=3)
