@@ -12,6 +12,7 @@ from byol.tables.render import ours, theirs
 from byol.tables.table import cited
 
 OURS, PAPER = "tab:blue", "tab:orange"
+MOST_INSIDE = 6  # lines of a legend
 
 
 def picture(path: Path, record: TableRecord) -> None:
@@ -136,7 +137,9 @@ def _legend(axis: Any) -> None:
     """Each name once."""
     named = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     if named:
-        axis.legend(named.values(), named.keys(), fontsize=7)
+        # A long one beside the axes, where it hides no curve.
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(named) > MOST_INSIDE else {}
+        axis.legend(named.values(), named.keys(), fontsize=7, **place)
 
 
 DRAW: dict[str, Callable[[TableRecord], Any]] = {
