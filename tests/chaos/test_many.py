@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -181,10 +182,13 @@ def test_workers_share_the_names(tiny: dict[str, Any]) -> None:
     held = loader.Images(source, np.arange(images), np.arange(0), None, [], "")
     workers: list[list[float]] = []
     others = set(children(os.getpid()))
+    gc.collect()
+    gc.freeze()  # else a collection in a worker writes to whatever other tests have left
     for number, _ in enumerate(loader.batches(held, config, resolve(config, images), 0, torch.device("cpu"))):
         if number % 10 == 0:  # a look takes longer than a batch
             new = [child for child in children(os.getpid()) if child not in others and b"python" in command_of(child)]
             workers.append([private(worker) for worker in new])  # without `ps` itself
+    gc.unfreeze()
     assert number + 1 == images // batch
     warm = workers[len(workers) // 10 : -1]
     assert all(len(each) == 2 for each in warm)
