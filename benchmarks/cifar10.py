@@ -3,6 +3,7 @@
     python benchmarks/cifar10.py FOLDER --epochs 5 --seeds 0 1 2 --name cifar10-10min
 
 FOLDER holds train/<class>/ and test/<class>/. One file results/NAME-seedS.json a seed; weights stay in runs/.
+--larger 24 also scores the encoder where it looks at images of 24 px.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--name", required=True)
+    parser.add_argument("--larger", type=int, metavar="PX")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
     arguments = parser.parse_args()
     Path("results").mkdir(exist_ok=True)
@@ -52,11 +54,16 @@ def main() -> None:
         minutes = sum(session.seconds for session in record.sessions) / 60
         encoder, cache = open_encoder(run.out), run.out / "features"
         task = data.open_task(arguments.folder, run.config.data)
+        larger = {}
+        if arguments.larger:
+            looking = open_encoder(run.out, {"data.resolution": arguments.larger})
+            larger = {"byol_larger": {"px": arguments.larger, **scores(looking, task, cache)}}
         write_json(
             Path("results") / f"{name}.json",
             {
                 "what": "accuracy on the test images of cifar10-jpeg: knn (k=200, T=0.1) and transfer-linear",
                 "byol": scores(encoder, task, cache),
+                **larger,
                 "random": scores(random_encoder(encoder, seed), task, cache),
                 "pretraining_minutes": round(minutes, 2),
                 "images_per_second": round(run.plan.steps * run.plan.batch / minutes / 60, 1),

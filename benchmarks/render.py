@@ -52,9 +52,11 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
         shape = f"{config['data.resolution']} | {config['network.width']:g} | {config.get('run.threads') or 2}"
         shape += f" | {len(runs)} | {minutes:.1f} | {speed:.0f}"
         lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
-        if larger := [r["byol_at_24_px"] for r in runs if "byol_at_24_px" in r]:
+        if larger := [r["byol_larger"] for r in runs if "byol_larger" in r]:
             scores = [percent([r[what] for r in larger]) for what in ("linear", "knn")]
-            lines.append(f"| … where it looks at 24 px | 24 | | | {len(larger)} | | | {' | '.join(scores)} | | |")
+            lines.append(
+                f"| … where it looks at {larger[0]['px']} px | {larger[0]['px']} | | | {len(larger)} | | | {' | '.join(scores)} | | |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -277,7 +279,9 @@ def headline(results: Path) -> str:
     minutes, way = demo["seconds"] / 60, [f"{name} {share(ours[name]['linear'])}" for name in ("random", "supervised")]
     line("results", f"the demo, {minutes:.0f} minutes, linear", share(ours["BYOL"]["linear"]), ", ".join(way))
     what = f"CIFAR-10 JPEGs, {long['pretraining_minutes']:.0f} minutes of one core, linear"
-    beside = f"at 24 px {share(long['byol_at_24_px']['linear'])}, random {share(long['random']['linear'])}"
+    beside = f"random {share(long['random']['linear'])}"
+    if larger := long.get("byol_larger"):
+        beside = f"at {larger['px']} px {share(larger['linear'])}, {beside}"
     line("results", what, share(long["byol"]["linear"]), beside)
     beside = f"untrained {share(quick['untrained']['knn'])}"
     images = re.search(r"on (\d+) images", quick["what"])
