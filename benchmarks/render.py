@@ -54,9 +54,8 @@ def table(results: list[tuple[str, list[dict[str, Any]]]]) -> str:
         lines.append(f"| {name} | {shape} | {' | '.join(scores)} |")
         if larger := [r["byol_larger"] for r in runs if "byol_larger" in r]:
             scores = [percent([r[what] for r in larger]) for what in ("linear", "knn")]
-            lines.append(
-                f"| … where it looks at {larger[0]['px']} px | {larger[0]['px']} | | | {len(larger)} | | | {' | '.join(scores)} | | |"
-            )
+            px, both = larger[0]["px"], " | ".join(scores)
+            lines.append(f"| … where it looks at {px} px | {px} | | | {len(larger)} | | | {both} | | |")
     return "\n".join(lines) + "\n"
 
 
