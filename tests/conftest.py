@@ -12,7 +12,7 @@ from PIL import Image
 
 from byol.data.shards import writing
 from byol.run.machine import bf16_survives
-from tests import guarantees
+from tests import brief, guarantees  # noqa: F401
 from tests.zygote import Zygote
 
 bf16_survives()  # what a convolution may not use is heard only before the first one of a process

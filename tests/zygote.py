@@ -214,6 +214,7 @@ def _main() -> None:
     import byol.tables.run
     import byol.weights.exports
     import byol.weights.imports  # noqa: F401
+    import tests.brief  # noqa: F401
 
     Image.init()
 

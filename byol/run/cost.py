@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from byol import method, networks, optim
 from byol.algorithm import Pass, update
@@ -169,7 +171,7 @@ def activation_bytes(model: method.Method, config: Config, views: int = 0) -> fl
         networks.use_recompute(model.online.encoder)
     view = _blank_view(config)
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}  # alive, so that no number of a storage is used twice
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()._cdata
@@ -177,9 +179,32 @@ def activation_bytes(model: method.Method, config: Config, views: int = 0) -> fl
             kept[storage] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _NormsOnPaper():
         passed = len(next(model.orders(view, view)))
     return sum(t.untyped_storage().nbytes() for t in kept.values()) / PROBE_IMAGES * (views or passed) / passed
+
+
+class _Norm(torch.autograd.Function):
+    """A batch norm that only keeps what the real one keeps for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, view: Tensor, *others: Tensor) -> Tensor:
+        statistics = view.new_empty(2, view.shape[1])
+        ctx.save_for_backward(view, statistics, *others)
+        return torch.empty_like(view)
+
+
+class _NormsOnPaper(TorchFunctionMode):
+    """Inside, batch norms keep without computing: on the device `meta`, torch works each one out of forty small steps,
+    which takes ten times as long as all the rest of a network."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        tensors = [given for given in (*args, *(kwargs or {}).values()) if isinstance(given, Tensor)]
+        return _Norm.apply(*tensors)
 
 
 def pace(model: method.Method, config: Config, place: Machine, most: int) -> Pace:

@@ -140,6 +140,7 @@ def _main() -> None:
     import torch._dynamo  # noqa: F401
 
     import byol.pretraining  # noqa: F401
+    import tests.brief  # noqa: F401
     from byol import networks
 
     networks.BACKBONES["small"] = lambda config: small()
