@@ -258,8 +258,10 @@ def scores(results: Path) -> str:
 
 def headline(results: Path) -> str:
     """What the README says at once: good and bad, each with the page that tells how."""
-    demo, long = read_json(results / "demo.json"), read_json(results / "cifar10-45min-half-seed0.json")
-    quick, told = read_json(results / "auto-4m-imagenette-seed0.json"), read_json(results / "verdicts.json")
+    demo, told = read_json(results / "demo.json"), read_json(results / "verdicts.json")
+    quick, *timed = (
+        seeds(results, name) for name in ("auto-4m-imagenette", "cifar10-10min-half", "cifar10-45min-half")
+    )
     counts = told["counts"]["all"]["all"]
     small, large = (
         {goal["what"]: goal for goal in read_json(results / f"speed-pretrain-{side}.json")["goals"]}
@@ -277,15 +279,17 @@ def headline(results: Path) -> str:
     ours = demo["results"]
     minutes, way = demo["seconds"] / 60, [f"{name} {share(ours[name]['linear'])}" for name in ("random", "supervised")]
     line("results", f"the demo, {minutes:.0f} minutes, linear", share(ours["BYOL"]["linear"]), ", ".join(way))
-    what = f"CIFAR-10 JPEGs, {long['pretraining_minutes']:.0f} minutes of one core, linear"
-    beside = f"random {share(long['random']['linear'])}"
-    if larger := long.get("byol_larger"):
-        beside = f"at {larger['px']} px {share(larger['linear'])}, {beside}"
-    line("results", what, share(long["byol"]["linear"]), beside)
-    beside = f"untrained {share(quick['untrained']['knn'])}"
-    images = re.search(r"on (\d+) images", quick["what"])
-    what = f"`auto` on {images[1] if images else 'some'} photos, {quick['budget'].split()[0].rstrip('m')} minutes, kNN"
-    line("results", what, share(quick["byol"]["knn"]), beside)
+    for runs in timed:
+        minutes = statistics.mean(run["pretraining_minutes"] for run in runs)
+        what = f"CIFAR-10 JPEGs, {minutes:.0f} minutes of one core, linear, {len(runs)} seeds"
+        beside = f"random {percent([run['random']['linear'] for run in runs])}"
+        if larger := [run["byol_larger"] for run in runs if "byol_larger" in run]:
+            beside = f"at {larger[0]['px']} px {percent([each['linear'] for each in larger])}, {beside}"
+        line("results", what, percent([run["byol"]["linear"] for run in runs]), beside)
+    images, budget = re.search(r"on (\d+) images", quick[0]["what"]), quick[0]["budget"].split()[0].rstrip("m")
+    what = f"`auto` on {images[1] if images else 'some'} photos, {budget} minutes, kNN, {len(quick)} seeds"
+    figures = (percent([run[who]["knn"] for run in quick]) for who in ("byol", "untrained"))
+    line("results", what, next(figures), f"untrained {next(figures)}")
     for side, goals in ((32, small), (224, large)):
         goal = goals[tuned]
         aim = f"goal {render_speed.quantity(goal['goal'], '×')}: {'reached' if goal['reached'] else 'missed'}"
@@ -318,6 +322,11 @@ def headline(results: Path) -> str:
         what = f"clear pairs of rows in the paper's order, {len(tables)} tables"
         line("paper-tables", what, f"{agree} of {pairs}", f"`{scale}` scale: {SCALES[scale].what.partition(' on ')[0]}")
     return "\n".join(lines) + "\n"
+
+
+def seeds(results: Path, name: str) -> list[dict[str, Any]]:
+    """The records of a run with several seeds."""
+    return [read_json(path) for path in sorted(results.glob(f"{name}-seed*.json"))]
 
 
 def top1(path: Path) -> dict[str, float]:

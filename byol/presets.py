@@ -134,9 +134,9 @@ def cifar10() -> Config:
 def cifar10_cpu() -> Config:
     """CIFAR-10 on two CPU cores, 45 epochs in about 45 minutes: ResNet-18 at half its width, 16 px, auto's recipe.
 
-    68.3 % linear after 78 minutes of one core, and 71.3 % where the same encoder looks at 24 px: crops show objects
-    larger than whole images do. Views of 16 px through a 3x3 stem teach more in the same time than 32 px through a stem
-    with strides (results/fast-recipes.json).
+    68.3 % linear after 77 minutes of one core, and 71.2 % where the same encoder looks at 24 px (three seeds): crops
+    show objects larger than whole images do. Views of 16 px through a 3x3 stem teach more in the same time than 32 px
+    through a stem with strides (results/fast-recipes.json).
     """
     base = cifar10()
     network = replace(base.network, width=0.5, projector_hidden=1024, predictor_hidden=1024)
