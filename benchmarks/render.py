@@ -232,6 +232,14 @@ def verdicts(record: dict[str, Any]) -> str:
     ]
     if alarms:
         lines += ["", f"False alarms: {'; '.join(alarms)}."]
+        found = record["counts"]["all"]["all"]
+        if made := found["made_to_collapse"]:
+            lines += [
+                "",
+                f"{made} of these {len(alarms)} are runs made to collapse, without a predictor and without negatives; "
+                "a linear classifier finds two points more in the representation nevertheless. Without those, "
+                f"{len(alarms) - made} alarms in {found['better'] - made} healthy runs.",
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -300,7 +308,7 @@ def headline(results: Path) -> str:
         "learning",
         "bad runs that the verdict missed",
         f"{missed} of {bad}",
-        f"{alarms} alarms in {counts['better']} good runs",
+        f"{alarms} alarms in {counts['better']} good runs, {counts['made_to_collapse']} of them made to collapse",
     )
     soon = read_json(results / "speed-time-to-accuracy.json")
     level, taken = next(reversed([goal for goal in soon["goals"] if goal["unit"] == "s"])), "minutes of one thread"
