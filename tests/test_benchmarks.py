@@ -37,14 +37,17 @@ def test_misses_and_false_alarms_of_the_verdict_are_counted() -> None:
         cell("byol", 0.05, "collapsing", 2),
         cell("byol", 0.05, "learning", 2),
         cell("byol", 0.01, "worse", 0),
+        cell("no predictor", 0.05, "collapsing", 2),
     ]
     counts = verdicts.summary(cells)
-    every = {"collapsed": 2, "collapsed_missed": 1, "worse": 3, "worse_missed": 2, "better": 2, "false_alarms": 1}
-    assert counts["all"]["all"] == every | {"better_called_learning": 1, "level": 1}
-    assert counts["all"]["held out"]["better"] == 2
+    every = {"collapsed": 2, "collapsed_missed": 1, "worse": 3, "worse_missed": 2, "better": 3, "false_alarms": 2}
+    assert counts["all"]["all"] == every | {"made_to_collapse": 1, "better_called_learning": 1, "level": 1}
+    assert counts["all"]["held out"]["better"] == 3
     text = readme.verdicts({"counts": counts, "cells": cells})
-    assert "| all | 2, 1 | 3, 2 | 2, 1 | 1 of 2 |" in text
-    assert "False alarms: byol (seed 2, 45.0 % against 40.0 %, called collapsing with a spread of 0.05)." in text
+    assert "| all | 2, 1 | 3, 2 | 3, 2 | 1 of 3 |" in text
+    assert "False alarms: byol (seed 2, 45.0 % against 40.0 %, called collapsing with a spread of 0.05);" in text
+    assert "1 of these 2 are runs made to collapse" in text
+    assert "1 alarms in 2 healthy runs" in text
 
 
 def test_time_to_accuracy_is_compared_seed_by_seed() -> None:
