@@ -245,13 +245,8 @@ def verdicts(record: dict[str, Any]) -> str:
 
 def scores(results: Path) -> str:
     """Everything that was pretrained and evaluated here, in one page."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted(results.glob("cifar10-*-seed*.json")):
-        groups[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
-    timed: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted(results.glob("auto-*-seed*.json")):
-        timed[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
-    parts = [demo(read_json(results / "demo.json")), table(sorted(groups.items())), by_auto(sorted(timed.items()))]
+    parts = [demo(read_json(results / "demo.json"))]
+    parts += [table(sorted(seeds(results, "cifar10-*").items())), by_auto(sorted(seeds(results, "auto-*").items()))]
     parts.append(recipes(read_json(results / "fast-recipes.json")))
     found = [(path.stem, read_json(path)) for path in sorted(results.glob("evaluation-*.json"))]
     parts.append(evaluations([(stem, record) for stem, record in found if "encoders" in record]))
@@ -268,7 +263,7 @@ def headline(results: Path) -> str:
     """What the README says at once: good and bad, each with the page that tells how."""
     demo, told = read_json(results / "demo.json"), read_json(results / "verdicts.json")
     quick, *timed = (
-        seeds(results, name) for name in ("auto-4m-imagenette", "cifar10-10min-half", "cifar10-45min-half")
+        seeds(results, name)[name] for name in ("auto-4m-imagenette", "cifar10-10min-half", "cifar10-45min-half")
     )
     counts = told["counts"]["all"]["all"]
     small, large = (
@@ -332,9 +327,12 @@ def headline(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def seeds(results: Path, name: str) -> list[dict[str, Any]]:
-    """The records of a run with several seeds."""
-    return [read_json(path) for path in sorted(results.glob(f"{name}-seed*.json"))]
+def seeds(results: Path, names: str) -> dict[str, list[dict[str, Any]]]:
+    """The records of each run's seeds."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted(results.glob(f"{names}-seed*.json")):
+        found[path.stem.rsplit("-seed", 1)[0]].append(read_json(path))
+    return found
 
 
 def top1(path: Path) -> dict[str, float]:
